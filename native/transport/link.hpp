@@ -1,0 +1,79 @@
+// What the engine knows of a network transport: per peer and channel one Link, an ordered pair of message streams.
+// Sends complete in posting order and receives complete in posting order; the k-th message posted for sending on one side
+// is the k-th posted for receiving on the other. Nothing above this file knows which transport it is.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/types.hpp"
+
+namespace ringleader {
+
+// Describes an operation completely; travels with the first message of each link and lies in the shared entry records.
+// Plain data, fixed size: it is part of the wire format.
+struct OpInfo {
+  std::uint64_t sequence = 0;  // operation number on this communicator
+  std::uint64_t count = 0;     // elements (per block for block collectives)
+  std::uint64_t algorithm = 0; // hash of the algorithm's full name with parameters
+  double factor = 0;           // PREMUL_SUM
+  std::int32_t root = -1;
+  std::uint8_t collective = 255;
+  std::uint8_t dtype = 255;
+  std::uint8_t op = 255;
+  std::uint8_t ndim = 0;       // 255 = shape not given
+  std::int64_t shape[6] = {0, 0, 0, 0, 0, 0};  // first six dimensions
+
+  std::uint64_t fingerprint() const;  // hash of every field; never 0
+  std::string text() const;           // "all_reduce #12 of float32 (2, 3), op sum, algorithm 5f3a..."
+};
+
+struct MessageHeader {
+  std::uint32_t magic;    // kHeaderMagic
+  std::uint32_t index;    // number of the message on this link within the window
+  std::uint64_t window;   // window sequence number
+  std::uint64_t bytes;    // payload bytes that follow
+  OpInfo info;
+};
+inline constexpr std::uint32_t kHeaderMagic = 0x524c4d31;  // "RLM1"
+
+struct Piece {
+  void* data;
+  std::size_t bytes;
+};
+
+// dst = fold(dst, incoming) for `bytes` bytes; called on whole items only. `context` is the plan's.
+using FoldFn = void (*)(const void* context, void* dst, const void* incoming, std::size_t bytes);
+
+struct SendRequest {
+  MessageHeader header;
+  std::vector<Piece> pieces;
+  std::uint32_t* done = nullptr;  // set to 1 when the buffers may be reused
+};
+
+struct RecvRequest {
+  MessageHeader header;       // what must arrive; a different fingerprint throws Error(mismatch) with both texts
+  std::vector<Piece> pieces;
+  FoldFn fold = nullptr;      // null: received bytes are stored
+  const void* fold_context = nullptr;
+  std::size_t item = 1;       // item size, for fold
+  std::uint32_t* done = nullptr;
+};
+
+class Link {
+ public:
+  virtual ~Link() = default;
+  virtual void post_send(SendRequest&& request) = 0;
+  virtual void post_recv(RecvRequest&& request) = 0;
+  // Moves what can be moved without blocking; true if a byte moved. Throws Error(peer_lost | mismatch).
+  virtual bool progress() = 0;
+  // For sleeping: the descriptor and the poll events that would let progress() move something; -1 if none.
+  virtual int poll_fd() const = 0;
+  virtual short poll_events() const = 0;
+  virtual void close() = 0;
+  std::uint64_t bytes_sent = 0, bytes_received = 0;  // payload and headers, for counters
+};
+
+}  // namespace ringleader

@@ -1,0 +1,199 @@
+"""The native core (C++20, nanobind). Everything here is private; the public API is `ringleader`.
+
+Integers named `*_ptr` are addresses; the caller keeps the memory alive until the operation is complete.
+Every call that may block releases the GIL, and returns to Python at least every 100 ms to let signals be handled.
+Errors are raised as the classes given to `set_error_types`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+def set_error_types(types: dict[str, type[BaseException]]) -> None:
+    """Keys: invalid timeout peer_lost mismatch aborted closed forked memory internal (ErrorKind in core/types.hpp).
+
+    Each class is constructed as `cls(message, ranks)`, ranks being a tuple of the ranks that caused it.
+    """
+
+def build_info() -> dict[str, str]:
+    """compiler, build type, instruction sets compiled in and chosen at run time, version."""
+
+# ---------------------------------------------------------------- schedules (bind/bind_schedule.cpp)
+
+class Lowered:
+    """A schedule lowered to one program per rank (core/program.hpp)."""
+
+    @property
+    def collective(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def root(self) -> int: ...
+    @property
+    def chunks(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def nodes(self) -> list[int]: ...
+    def instruction_count(self, rank: int) -> int: ...
+    def text(self, rank: int) -> str:
+        """One instruction per line, with waits and dependencies."""
+    def check(self, seed: int = 0) -> list[str]:
+        """Violations of: deadlock freedom with rendezvous (zero-slot) links, race freedom (vector clocks over waits and
+        dependencies), matched order per connection, right content on every rank, identical association on every
+        rank. Empty = proved."""
+
+def lower(
+    table: NDArray[np.void],
+    collective: int,
+    n: int,
+    root: int,
+    chunks: int,
+    nodes: list[int],
+    push: bool,
+) -> Lowered:
+    """`table` has dtype ringleader.schedule.TRANSFER_DTYPE (29 bytes, packed). Raises errors.invalid naming the transfer."""
+
+# ---------------------------------------------------------------- reduction kernels (bind/bind_reduce.cpp)
+
+def reduce_supported(dtype: int, op: int) -> bool: ...
+def reduce_into(
+    dst_ptr: int,
+    src_ptrs: list[int],
+    count: int,
+    dtype: int,
+    op: int,
+    final_n: int = 0,
+    factor: float = 1.0,
+) -> None:
+    """dst = fold(srcs), left to right. `final_n` > 0 with AVG divides by it. For tests and the reference executor."""
+
+def kernel_isa() -> str:
+    """'avx512', 'avx2', 'neon' or 'baseline': chosen at run time, lowered by RINGLEADER_ISA."""
+
+# ---------------------------------------------------------------- memory (bind/bind_memory.cpp)
+
+def arena_info() -> tuple[int, int, bytes]:
+    """(file descriptor of this process's memfd arena, its size in bytes, its 16-byte identity). Created on first use."""
+
+def arena_alloc(nbytes: int, align: int = 64) -> int:
+    """Address of `nbytes` reserved bytes in the arena (pages are reserved at once: never a bus error later).
+    Raises errors.memory with needed and free bytes."""
+
+def arena_free(ptr: int) -> None: ...
+def arena_used() -> int: ...
+def arena_contains(ptr: int, nbytes: int) -> bool: ...
+
+class PeerProcess:
+    """Another process of this host: its mapped arena and the socket whose closing tells that it died.
+
+    Process-wide: the same identity gives the same object, so communicators share mappings. Keeps `live_fd` (owns it).
+    """
+
+    def __init__(self, identity: bytes, arena_fd: int, arena_size: int, live_fd: int, pid: int) -> None: ...
+    @staticmethod
+    def find(identity: bytes) -> PeerProcess | None:
+        """A live one that is already mapped, or this process itself, or None."""
+    @property
+    def identity(self) -> bytes: ...
+    @property
+    def alive(self) -> bool: ...
+
+# ---------------------------------------------------------------- communicator (bind/bind_comm.cpp)
+
+class Communicator:
+    """One rank's end of a group. Construct on every rank, exchange `control_offset()`, then `connect`."""
+
+    def __init__(self, rank: int, size: int, timeout: float, options: dict[str, int]) -> None:
+        """options: slot_bytes (staging slot, two per rank), spin_us, yield_us, usable_cores, local_ranks, p2p_ring_bytes."""
+    def control_offset(self) -> int:
+        """Offset of this rank's control block in its arena; peers need it in `connect`."""
+    def connect(
+        self,
+        nodes: list[int],
+        peers: list[PeerProcess | None],
+        control_offsets: list[int],
+        sockets: list[list[int]],
+        names: list[str],
+    ) -> None:
+        """Per rank: node id; for ranks of my node their process and control offset; for other ranks connected,
+        authenticated TCP descriptors [control, p2p, data channel 0, data channel 1, ...] (owned from here on); a name
+        for messages ("rank 2 (host b, pid 77)"). Entries of my own rank: process itself, my offset, [], my name."""
+    def plan(
+        self,
+        lowered: Lowered,
+        collective: int,
+        count: int,
+        dtype: int,
+        op: int,
+        root: int,
+        algorithm: int,
+        shape: tuple[int, ...] | None,
+        factor: float = 1.0,
+        compare_count: bool = True,
+    ) -> Plan:
+        """Bind a lowered schedule. `count`: elements of the whole vector (all_reduce, broadcast, reduce) or per block.
+        dtype `bytes` moves any type; then count is in bytes. AVG divides by size. Raises errors.invalid."""
+    def barrier_plan(self, lowered: Lowered, algorithm: int) -> Plan: ...
+    def isend(self, ptr: int, nbytes: int, dst: int, tag: int, timeout: float = 0) -> Work: ...
+    def irecv(self, ptr: int, nbytes: int, src: int, tag: int, timeout: float = 0) -> Work:
+        """src -1 = any source. A longer message than `nbytes` is errors.mismatch."""
+    def abort(self, reason: str) -> None:
+        """Fail every operation in flight here and on all peers; callable from any thread; first cause wins."""
+    def close(self, timeout: float = 2.0) -> None:
+        """Leave: pending work fails with errors.closed; returns within `timeout`. Idempotent."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def state(self) -> str:
+        """'new' 'live' 'aborted' 'closed'"""
+    @property
+    def abort_reason(self) -> str: ...
+    @property
+    def lost_ranks(self) -> list[int]: ...
+    @property
+    def timeout(self) -> float: ...
+    @timeout.setter
+    def timeout(self, seconds: float) -> None: ...
+    def status(self) -> list[dict[str, object]]:
+        """Per rank: rank, name, alive, last operation entered (text) and its number, as far as visible from here."""
+    def counters(self) -> dict[str, int]:
+        """operations, bytes_sent_net, bytes_received_net, bytes_staged_in, bytes_staged_out, bytes_written_peer,
+        bytes_read_peer, sleeps, windows."""
+
+class Plan:
+    """A lowered schedule bound to count, dtype and op on one communicator. Reusable, any number of times."""
+
+    def run(self, in_ptr: int, out_ptr: int, timeout: float = 0) -> None:
+        """Synchronous. In place when equal. Pointers may be 0 where this rank has no such buffer (e.g. reduce's output
+        away from the root). timeout 0 = the communicator's."""
+    def start(self, in_ptr: int, out_ptr: int, timeout: float = 0) -> Work:
+        """Asynchronous, on the progress thread; operations of a communicator run in the order they were started."""
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def windows(self) -> int:
+        """How many windows the operation runs in (1 = no segmentation by the staging slot)."""
+
+class Work:
+    def poll(self) -> bool: ...
+    def wait(self, timeout: float = 0) -> bool:
+        """False if not complete within `timeout` seconds (0 = no limit of its own); raises the operation's error."""
+    def error(self) -> BaseException | None: ...
+    @property
+    def source(self) -> int:
+        """Source rank of a completed receive, else -1."""
+    @property
+    def tag(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class CompletionQueue:
+    """Completed works in completion order, for a thread that finishes framework futures."""
+
+    def watch(self, work: Work, token: int) -> None:
+        """Deliver `token` through `next` when the work completes (at once if it has)."""
+    def next(self, timeout: float) -> int:
+        """A token, or -1 after `timeout` seconds."""
+    def close(self) -> None: ...
