@@ -53,8 +53,8 @@ enum class ErrorKind : int {
 
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& what, std::vector<Rank> ranks = {})
-      : std::runtime_error(what), kind(kind), ranks(std::move(ranks)) {}
+  Error(ErrorKind kind_, const std::string& what, std::vector<Rank> ranks_ = {})
+      : std::runtime_error(what), kind(kind_), ranks(std::move(ranks_)) {}
   ErrorKind kind;
   std::vector<Rank> ranks;  // the ranks that are the cause, where known
 };
