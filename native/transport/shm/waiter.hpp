@@ -1,0 +1,98 @@
+// Waiting inside a progress loop: spin while an answer within microseconds is likely, then give the core to others, then sleep in
+// the kernel. Usage:
+//   Waiter waiter(policy, own_block);
+//   while (!done()) {
+//     if (progress()) { waiter.progressed(); continue; }
+//     waiter.idle(ready, fds, max_sleep);
+//     if (waiter.slow()) check_deadline_peers_and_abort(waiter.now());
+//   }
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+
+#include "core/work.hpp"  // Clock
+#include "transport/shm/control.hpp"
+
+namespace ringleader {
+
+struct WaitPolicy {
+  std::uint32_t spin_us = 20;    // busy waiting; not at all when oversubscribed
+  std::uint32_t yield_us = 500;  // sched_yield after that, before sleeping
+  bool oversubscribed = false;   // more local ranks than usable cores
+};
+
+inline void cpu_relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+class Waiter {
+ public:
+  // `own`: the control block whose doorbell peers ring; null if nobody does (network only).
+  explicit Waiter(const WaitPolicy& policy, ControlBlock* own) : policy_(policy), own_(own) {}
+
+  // Something moved: the next idle() starts over at spinning.
+  void progressed() {
+    spins_ = 0;
+    timing_ = false;
+    slow_ = false;
+  }
+
+  // Nothing moved. Waits a little, at most about `max_sleep`. Before sleeping, the sleep is announced and then `ready()` (true:
+  // something may move now) is asked, so that no wake-up is lost; what `ready` looks at must be rung for after it changes.
+  // `fds`: descriptors whose readiness also ends a sleep. A doorbell cannot end a poll(2), so with both it polls in short turns.
+  template <class Ready>
+  void idle(Ready&& ready, std::span<pollfd> fds, Clock::duration max_sleep) {
+    if (!due_for_sleep()) return;
+    const Announcement announcement(own_);
+    if (ready()) return;
+    sleep(announcement.seen, fds, max_sleep);
+  }
+
+  bool slow() const { return slow_; }             // past spinning: time to check deadlines, peers, abort
+  Clock::time_point now() const { return now_; }  // last clock reading of idle(); valid while slow()
+  std::uint64_t sleeps() const { return sleeps_; }
+
+ private:
+  // Tells the peers for its lifetime that this thread is about to sleep on the doorbell value `seen`.
+  struct Announcement {
+    explicit Announcement(ControlBlock* block);
+    ~Announcement();
+    Announcement(const Announcement&) = delete;
+    Announcement& operator=(const Announcement&) = delete;
+    ControlBlock* block;
+    std::uint32_t seen = 0;
+  };
+
+  // Spins or yields once (false), or says that it is time to sleep.
+  bool due_for_sleep() {
+    if (!policy_.oversubscribed && !timing_ && ++spins_ % kSpinsPerClock != 0) {
+      cpu_relax();
+      return false;
+    }
+    return due_for_sleep_by_clock();
+  }
+  bool due_for_sleep_by_clock();
+  void sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep);
+
+  static constexpr std::uint32_t kSpinsPerClock = 32;
+
+  WaitPolicy policy_;
+  ControlBlock* own_;
+  std::uint32_t spins_ = 0;
+  bool timing_ = false;
+  bool slow_ = false;
+  Clock::time_point start_{}, now_{};
+  Clock::duration turn_{};         // length of the next poll turn; grows
+  bool poll_was_ready_ = false;
+  std::uint64_t sleeps_ = 0;
+};
+
+}  // namespace ringleader
