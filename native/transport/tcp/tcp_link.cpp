@@ -1,0 +1,299 @@
+#include "transport/tcp/tcp_link.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "transport/tcp/socket.hpp"
+
+namespace ringleader {
+
+namespace {
+
+// Bytes moved each way per progress() call: large enough to amortise the system call, small enough that neither
+// direction (nor any other link) waits long for the other. Measured with test_tcp_bench.cpp.
+constexpr std::size_t kBudget = 512 * 1024;
+// Payload is folded from a buffer that stays in the L2 cache.
+constexpr std::size_t kBufferBytes = 256 * 1024;
+// A read for a header takes this much along, so that a small message costs one system call. What follows in a large
+// message goes straight to its destination.
+constexpr std::size_t kReadAhead = 16 * 1024;
+constexpr std::size_t kMaxIovecs = 64;
+constexpr std::size_t kAlign = 64;
+static_assert(kBudget >= kBufferBytes && kReadAhead >= sizeof(MessageHeader));
+
+std::uint64_t total(const std::vector<Piece>& pieces) {
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  return bytes;
+}
+
+void check_posted(const MessageHeader& header, const std::vector<Piece>& pieces) {
+  if (header.bytes != total(pieces)) {
+    throw Error(ErrorKind::internal, "message header says " + std::to_string(header.bytes) + " bytes but its pieces hold " +
+                                         std::to_string(total(pieces)));
+  }
+}
+
+Piece part(SendRequest& request, std::size_t index) {
+  return index == 0 ? Piece{&request.header, sizeof request.header} : request.pieces[index - 1];
+}
+
+std::string position(const MessageHeader& header) {
+  return "window " + std::to_string(header.window) + ", message " + std::to_string(header.index) + ", " +
+         std::to_string(header.bytes) + " bytes";
+}
+
+// What differs between the message that had to come and the one that came.
+std::string difference(const MessageHeader& expected, const MessageHeader& got, const std::string& peer_name) {
+  if (got.magic != expected.magic) {
+    return peer_name + " sent something that is not a message of this protocol version (it starts with " +
+           std::to_string(got.magic) + ", expected " + std::to_string(expected.magic) +
+           "): do all ranks run the same version?";
+  }
+  if (std::memcmp(&got.info, &expected.info, sizeof got.info) != 0) {
+    return "ranks disagree about the operation: this rank runs " + expected.info.text() + "; " + peer_name + " runs " +
+           got.info.text();
+  }
+  return "ranks disagree about a message of " + expected.info.text() + ": this rank expects " + position(expected) + "; " +
+         peer_name + " sent " + position(got);
+}
+
+}  // namespace
+
+void TcpLink::Free::operator()(unsigned char* memory) const { ::operator delete[](memory, std::align_val_t{kAlign}); }
+
+TcpLink::TcpLink(int fd, Rank peer, std::string peer_name) : fd_(fd), peer_(peer), peer_name_(std::move(peer_name)) {
+  tcp::prepare_data(fd_);
+}
+
+TcpLink::~TcpLink() { close(); }
+
+void TcpLink::close() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+  if (!failure_) failure_.emplace(ErrorKind::closed, "connection to " + peer_name_ + " was closed by this rank");
+}
+
+void TcpLink::post_send(SendRequest&& request) {
+  check_posted(request.header, request.pieces);
+  sends_.push_back(std::move(request));
+}
+
+void TcpLink::post_recv(RecvRequest&& request) {
+  check_posted(request.header, request.pieces);
+  if (request.fold != nullptr) {
+    for (const Piece& piece : request.pieces) {
+      if (request.item == 0 || request.item > kAlign || piece.bytes % request.item != 0) {
+        throw Error(ErrorKind::internal, "a piece of " + std::to_string(piece.bytes) + " bytes cannot be folded in items of " +
+                                             std::to_string(request.item) + " bytes");
+      }
+    }
+  }
+  recvs_.push_back(std::move(request));
+}
+
+short TcpLink::poll_events() const {
+  return static_cast<short>((recvs_.empty() ? 0 : POLLIN) | (sends_.empty() ? 0 : POLLOUT));
+}
+
+bool TcpLink::progress() {
+  if (failure_) throw *failure_;
+  try {
+    const std::uint64_t before = bytes_received;
+    const std::size_t sent = sends_.empty() ? 0 : send_some(kBudget);
+    const std::size_t consumed = recvs_.empty() ? 0 : recv_some(kBudget);
+    return sent + consumed > 0 || bytes_received != before;
+  } catch (const Error& error) {
+    failure_ = error;
+    throw;
+  }
+}
+
+std::string TcpLink::activity() const {
+  if (!recvs_.empty()) return recvs_.front().header.info.text();
+  return sends_.empty() ? "no operation" : sends_.front().header.info.text();
+}
+
+// ---------------------------------------------------------------- sending
+
+// The front always has bytes left (advance_send drops messages that have none), so there is something to send.
+std::size_t TcpLink::send_some(std::size_t budget) {
+  iovec vectors[kMaxIovecs];
+  std::size_t used = 0, bytes = 0;
+  std::size_t first = send_part_, offset = send_offset_;
+  for (SendRequest& request : sends_) {
+    for (std::size_t i = first; i <= request.pieces.size() && used < kMaxIovecs && bytes < budget; ++i) {
+      const Piece piece = part(request, i);
+      const std::size_t n = std::min(piece.bytes - offset, budget - bytes);
+      if (n > 0) vectors[used++] = {static_cast<char*>(piece.data) + offset, n};
+      bytes += n;
+      offset = 0;
+    }
+    if (used == kMaxIovecs || bytes == budget) break;
+    first = 0;
+  }
+  msghdr message{};
+  message.msg_iov = vectors;
+  message.msg_iovlen = used;
+  const ssize_t result = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (result < 0) {
+    if (tcp::would_block(errno)) return 0;
+    throw tcp::lost(peer_, peer_name_, activity(), errno);
+  }
+  const auto sent = static_cast<std::size_t>(result);
+  bytes_sent += sent;
+  advance_send(sent);
+  return sent;
+}
+
+// Afterwards the next byte to go is at (send_part_, send_offset_) of the front, and every message without bytes left has
+// been completed and dropped.
+void TcpLink::advance_send(std::size_t bytes) {
+  while (!sends_.empty()) {
+    SendRequest& request = sends_.front();
+    for (; send_part_ <= request.pieces.size(); ++send_part_, send_offset_ = 0) {
+      const std::size_t left = part(request, send_part_).bytes - send_offset_;
+      if (bytes < left) {
+        send_offset_ += bytes;
+        return;
+      }
+      bytes -= left;
+    }
+    if (request.done != nullptr) *request.done = 1;
+    sends_.pop_front();
+    send_part_ = 0;
+  }
+}
+
+// ---------------------------------------------------------------- receiving
+
+std::size_t TcpLink::recv_some(std::size_t budget) {
+  std::size_t moved = 0;
+  bool drained = false;  // the last read took all there was: another would only return EAGAIN
+  while (!recvs_.empty() && moved < budget) {
+    RecvRequest& request = recvs_.front();
+    const std::size_t before = end_ - begin_;
+    if (!header_seen_ && before >= sizeof(MessageHeader)) check_header(request);
+    if (header_seen_) consume_buffer(request);
+    moved += before - (end_ - begin_);
+    if (header_seen_ && remaining_ == 0) {
+      if (request.done != nullptr) *request.done = 1;
+      recvs_.pop_front();
+      header_seen_ = false;
+      continue;
+    }
+    if (drained) break;
+    std::size_t got = 0;
+    if (!header_seen_) {
+      got = read_into_buffer(kReadAhead, drained);
+    } else if (request.fold != nullptr) {
+      // Never past this message, so that the next header is read together with its payload.
+      got = read_into_buffer(std::min<std::uint64_t>(kBufferBytes, remaining_), drained);
+    } else {
+      got = read_into_pieces(request, budget - moved, drained);
+      moved += got;
+    }
+    if (got == 0) break;
+  }
+  return moved;
+}
+
+void TcpLink::check_header(const RecvRequest& request) {
+  MessageHeader got;
+  std::memcpy(&got, buffer_.get() + begin_, sizeof got);
+  if (std::memcmp(&got, &request.header, sizeof got) != 0) {
+    throw Error(ErrorKind::mismatch, difference(request.header, got, peer_name_), {peer_});
+  }
+  // From here on sizes come from the posted request, never from the wire.
+  begin_ += sizeof got;
+  header_seen_ = true;
+  remaining_ = request.header.bytes;
+  recv_piece_ = 0;
+  recv_offset_ = 0;
+}
+
+// Stores or folds buffered payload of the front message; when folding, a last partial item stays in the buffer.
+void TcpLink::consume_buffer(RecvRequest& request) {
+  std::size_t available = std::min<std::uint64_t>(end_ - begin_, remaining_);
+  if (request.fold != nullptr && available > 0 && begin_ % request.item != 0) {
+    // Kernels read items in place, so they must be aligned; the buffer's start is.
+    std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+  }
+  while (available > 0) {
+    const Piece& piece = request.pieces[recv_piece_];
+    std::size_t n = std::min(available, piece.bytes - recv_offset_);
+    void* destination = static_cast<char*>(piece.data) + recv_offset_;
+    if (request.fold == nullptr) {
+      if (n > 0) std::memcpy(destination, buffer_.get() + begin_, n);
+    } else {
+      // Pieces are whole items, so what is left of one is too: n shrinks only where the buffer ends inside an item.
+      n -= n % request.item;
+      if (n == 0 && piece.bytes > recv_offset_) break;
+      if (n > 0) request.fold(request.fold_context, destination, buffer_.get() + begin_, n);
+    }
+    begin_ += n;
+    available -= n;
+    advance_recv(request, n);
+  }
+}
+
+void TcpLink::advance_recv(const RecvRequest& request, std::size_t bytes) {
+  remaining_ -= bytes;
+  recv_offset_ += bytes;
+  while (recv_piece_ < request.pieces.size() && recv_offset_ >= request.pieces[recv_piece_].bytes) {
+    recv_offset_ -= request.pieces[recv_piece_++].bytes;
+  }
+}
+
+// Reads until the buffer holds at most `limit` bytes.
+std::size_t TcpLink::read_into_buffer(std::size_t limit, bool& drained) {
+  if (!buffer_) buffer_.reset(static_cast<unsigned char*>(::operator new[](kBufferBytes, std::align_val_t{kAlign})));
+  // What is left is less than a header or an item, so moving it is cheap and leaves an aligned start.
+  if (begin_ > 0) std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
+  end_ -= begin_;
+  begin_ = 0;
+  const std::size_t asked = limit - end_;
+  const std::size_t got = received(recv(fd_, buffer_.get() + end_, asked, MSG_DONTWAIT), asked, drained);
+  end_ += got;
+  return got;
+}
+
+std::size_t TcpLink::read_into_pieces(const RecvRequest& request, std::size_t limit, bool& drained) {
+  iovec vectors[kMaxIovecs];
+  std::size_t used = 0, bytes = 0;
+  std::size_t offset = recv_offset_;
+  for (std::size_t i = recv_piece_; i < request.pieces.size() && used < kMaxIovecs && bytes < limit; ++i) {
+    const Piece& piece = request.pieces[i];
+    const std::size_t n = std::min(piece.bytes - offset, limit - bytes);
+    if (n > 0) vectors[used++] = {static_cast<char*>(piece.data) + offset, n};
+    bytes += n;
+    offset = 0;
+  }
+  const std::size_t got = received(readv(fd_, vectors, static_cast<int>(used)), bytes, drained);
+  advance_recv(request, got);
+  return got;
+}
+
+std::size_t TcpLink::received(ssize_t result, std::size_t asked, bool& drained) {
+  if (result == 0) throw tcp::lost(peer_, peer_name_, activity(), 0);
+  if (result < 0) {
+    if (!tcp::would_block(errno)) throw tcp::lost(peer_, peer_name_, activity(), errno);
+    drained = true;
+    return 0;
+  }
+  const auto got = static_cast<std::size_t>(result);
+  drained = got < asked;
+  bytes_received += got;
+  return got;
+}
+
+}  // namespace ringleader
