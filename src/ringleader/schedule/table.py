@@ -330,9 +330,9 @@ class Builder:
         if all(type(value) is int for value in values) and isinstance(reduce, bool | int):
             row = (*values, *buffers, int(bool(reduce)))
             for name, number in zip(_FIELDS, row, strict=True):
-                if not _LIMITS[name].min <= number <= _LIMITS[name].max:  # type: ignore[operator]
+                if not _LIMITS[name].min <= number <= _LIMITS[name].max:
                     raise ScheduleError(f"{name} is {number}; the table holds up to {_LIMITS[name].max}")
-            self._rows.append(row)  # type: ignore[arg-type]
+            self._rows.append(row)
             return
         self._flush()
         columns = [_column(name, value) for name, value in zip(_FIELDS[:7], values, strict=True)]
