@@ -56,23 +56,26 @@ class Arena {
  private:
   // A page cut into equal power-of-two slots for allocations below a page.
   struct Slab {
-    std::size_t slot = 0;         // bytes per slot
-    std::uint64_t free = 0;       // one bit per free slot
+    std::size_t slot = 0;    // bytes per slot
+    std::uint64_t free = 0;  // one bit per free slot
   };
   using Offset = std::uint64_t;
 
   Arena();
   friend void retire_arena_in_child();
   void free_at(Offset offset);
-  void* allocate_small(std::size_t bytes);
-  void free_small(Offset page, Offset offset);
+  Offset allocate_pages(std::size_t bytes, std::size_t align);
+  void free_pages(Offset offset, std::size_t bytes);
+  void* allocate_small(std::size_t slot);
+  bool free_small(Offset offset);  // true if its page became empty and left slabs_
+  // Address space; under mutex_.
   Offset take(std::size_t bytes, std::size_t align);
   void give(Offset offset, std::size_t bytes);
-  void insert_free(Offset offset, std::size_t bytes);
   void erase_free(std::map<Offset, std::size_t>::iterator extent);
+  // Pages; without mutex_, on extents that belong to the caller.
   void reserve(Offset offset, std::size_t bytes);
   void punch(Offset offset, std::size_t bytes);
-  void require_room(std::size_t bytes);
+  void require_room(std::size_t bytes, std::size_t wanted);
 
   std::byte* base_ = nullptr;
   std::size_t size_ = 0;
@@ -81,14 +84,14 @@ class Arena {
   std::uint64_t generation_ = 0;
   Arena* older_ = nullptr;  // the parent's arena, in a forked child
   std::atomic<std::size_t> used_{0};
+  std::atomic<std::size_t> unchecked_{0};  // bytes that may still be reserved before the system is asked for its room again
 
   mutable std::mutex mutex_;                                // guards everything below
   std::map<Offset, std::size_t> free_by_offset_;            // maximal free extents, whole pages
   std::set<std::pair<std::size_t, Offset>> free_by_size_;   // the same, for best fit
   std::unordered_map<Offset, std::size_t> live_;            // page-granular allocations: bytes
   std::unordered_map<Offset, Slab> slabs_;                  // by page
-  std::array<std::set<Offset>, 12> open_slabs_;             // pages with a free slot, by log2(slot)
-  std::size_t unchecked_budget_ = 0;                        // bytes that may be reserved before asking the system again
+  std::array<std::set<Offset>, 32> open_slabs_;             // pages with a free slot, by log2(slot)
 };
 
 // Frees arena memory at the end of scope.

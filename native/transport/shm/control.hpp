@@ -1,5 +1,6 @@
-// The control block: what one rank of one communicator shows to the other ranks of its host. It lies in the rank's arena and is
-// plain shared memory; all zero is its valid initial state. Peers' blocks are read with suspicion: every value is bounded on reading.
+// The control block: what one rank of one communicator shows to the other ranks of its host. It lies in the rank's arena and
+// is plain shared memory; all zero is its valid initial state. Peers' blocks are read with suspicion: values are bounded on
+// reading.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Waiting inside a progress loop: spin while an answer within microseconds is likely, then give the core to others, then sleep in
-// the kernel. Usage:
+// Waiting inside a progress loop: spin while an answer within microseconds is likely, then give the core to others, then
+// sleep in the kernel. Usage:
 //   Waiter waiter(policy, own_block);
 //   while (!done()) {
 //     if (progress()) { waiter.progressed(); continue; }
@@ -41,17 +41,16 @@ class Waiter {
   // Something moved: the next idle() starts over at spinning.
   void progressed() {
     spins_ = 0;
-    timing_ = false;
     slow_ = false;
   }
 
-  // Nothing moved. Waits a little, at most about `max_sleep`. Before sleeping, the sleep is announced and then `ready()` (true:
-  // something may move now) is asked, so that no wake-up is lost; what `ready` looks at must be rung for after it changes.
-  // `fds`: descriptors whose readiness also ends a sleep. A doorbell cannot end a poll(2), so with both it polls in short turns.
+  // Nothing moved. Waits a little, at most about `max_sleep`. Before sleeping, the sleep is announced and then `ready()`
+  // (true: something may move now) is asked, so that no wake-up is lost: whoever changes what `ready` looks at rings after.
+  // `fds`: descriptors whose readiness also ends a sleep. A doorbell cannot end a poll(2): with both it polls in short turns.
   template <class Ready>
   void idle(Ready&& ready, std::span<pollfd> fds, Clock::duration max_sleep) {
     if (!due_for_sleep()) return;
-    const Announcement announcement(own_);
+    const Announcement announcement(sleeps_on_doorbell(fds) ? own_ : nullptr);
     if (ready()) return;
     sleep(announcement.seen, fds, max_sleep);
   }
@@ -71,9 +70,11 @@ class Waiter {
     std::uint32_t seen = 0;
   };
 
-  // Spins or yields once (false), or says that it is time to sleep.
+  bool sleeps_on_doorbell(std::span<pollfd> fds) const { return own_ != nullptr && (fds.empty() || useless_poll_); }
+  // Spins or yields once (false), or says that it is time to sleep. While spinning, the clock is read now and then only.
   bool due_for_sleep() {
-    if (!policy_.oversubscribed && !timing_ && ++spins_ % kSpinsPerClock != 0) {
+    if (spins_ != 0 && !slow_ && !policy_.oversubscribed && spins_ % kSpinsPerClock != 0) {
+      ++spins_;
       cpu_relax();
       return false;
     }
@@ -81,17 +82,15 @@ class Waiter {
   }
   bool due_for_sleep_by_clock();
   void sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep);
-
   static constexpr std::uint32_t kSpinsPerClock = 32;
 
   WaitPolicy policy_;
   ControlBlock* own_;
-  std::uint32_t spins_ = 0;
-  bool timing_ = false;
+  std::uint32_t spins_ = 0;  // idle() calls since progress
   bool slow_ = false;
-  Clock::time_point start_{}, now_{};
-  Clock::duration turn_{};         // length of the next poll turn; grows
-  bool poll_was_ready_ = false;
+  Clock::time_point start_{}, now_{};  // of the first and of the last clock reading since progress
+  Clock::duration turn_{};             // length of the next short sleep; grows until progress
+  bool useless_poll_ = false;          // the last poll was ready at once, and yet nothing moved since
   std::uint64_t sleeps_ = 0;
 };
 
