@@ -1,0 +1,44 @@
+"""Every collective algorithm, as a pure function that returns a `Schedule`, and the registry that names them.
+
+One family a file. See docs/algorithms.md for the table.
+"""
+
+from ringleader.algorithms import bruck, composed, direct, linear, recursive, ring, tree
+from ringleader.algorithms.registry import (
+    COLLECTIVES,
+    MAX_TRANSFERS,
+    Algorithm,
+    Parameter,
+    algorithm,
+    algorithm_hash,
+    all_algorithms,
+    build,
+    canonical,
+    check,
+    get,
+    names,
+    parse_spec,
+)
+
+__all__ = [
+    "COLLECTIVES",
+    "MAX_TRANSFERS",
+    "Algorithm",
+    "Parameter",
+    "algorithm",
+    "algorithm_hash",
+    "all_algorithms",
+    "bruck",
+    "build",
+    "canonical",
+    "check",
+    "composed",
+    "direct",
+    "get",
+    "linear",
+    "names",
+    "parse_spec",
+    "recursive",
+    "ring",
+    "tree",
+]

@@ -1,0 +1,115 @@
+"""Direct algorithms: every rank talks to every other at once. Fewest steps; the best where links are plentiful."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringleader.algorithms import references
+from ringleader.algorithms.registry import SEGMENTS, algorithm
+from ringleader.schedule import Builder, Schedule
+
+__all__ = ["all_gather", "all_to_all", "barrier", "one_shot", "reduce_scatter", "two_shot"]
+
+
+@algorithm(
+    "one_shot",
+    "all_reduce",
+    summary="every rank reads the data of all others and reduces it itself",
+    reference=references.MSCCLPP,
+    cost="1 a + (n-1) Mb",
+    steps=lambda n: 1,
+    volume=lambda n: n - 1,
+    transfers=lambda n: n * (n - 1),
+)
+def one_shot(n: int, root: int = 0) -> Schedule:
+    """All-reduce in one step: the least latency, n - 1 times the data."""
+    b = Builder("all_reduce", n, chunks=1)
+    away, src = np.ogrid[1:n, :n]
+    b.send(0, src, 0, (src + away) % n, reduce=True)
+    return b.build()
+
+
+@algorithm(
+    "direct",
+    "reduce_scatter",
+    summary="every rank reads its block from all others",
+    reference=references.THAKUR,
+    cost="1 a + (n-1)/n Mb",
+    steps=lambda n, segments: segments,
+    volume=lambda n, segments: (n - 1) / n,
+    transfers=lambda n, segments: n * (n - 1) * segments,
+    parameters=(SEGMENTS,),
+)
+def reduce_scatter(n: int, root: int = 0, segments: int = 1) -> Schedule:
+    """Reduce-scatter in one step: block b is reduced by rank b, in rank order."""
+    b = Builder("reduce_scatter", n, chunks=n)
+    away, src = np.ogrid[1:n, :n]
+    dst = (src + away) % n
+    b.send(0, src, dst, dst, reduce=True)
+    return b.build().pipelined(segments)
+
+
+@algorithm(
+    "direct",
+    "all_gather",
+    summary="every rank sends its block to all others",
+    reference=references.CHAN,
+    cost="1 a + (n-1)/n Mb",
+    steps=lambda n, segments: segments,
+    volume=lambda n, segments: (n - 1) / n,
+    transfers=lambda n, segments: n * (n - 1) * segments,
+    parameters=(SEGMENTS,),
+)
+def all_gather(n: int, root: int = 0, segments: int = 1) -> Schedule:
+    """All-gather in one step: the mirror image of the direct reduce-scatter."""
+    return reduce_scatter(n).reversed().pipelined(segments)
+
+
+@algorithm(
+    "two_shot",
+    "all_reduce",
+    summary="direct reduce_scatter, then direct all_gather",
+    reference=references.CHAN,
+    cost="(k+1) a + 2(n-1)/n Mb",
+    steps=lambda n, segments: 1 + segments,
+    volume=lambda n, segments: 2 * (n - 1) / n,
+    transfers=lambda n, segments: 2 * n * (n - 1) * segments,
+    parameters=(SEGMENTS,),
+)
+def two_shot(n: int, root: int = 0, segments: int = 1) -> Schedule:
+    """All-reduce in two steps that moves no more than it must; with segments the two overlap."""
+    return (reduce_scatter(n) >> all_gather(n)).pipelined(segments)
+
+
+@algorithm(
+    "direct",
+    "all_to_all",
+    summary="all blocks at once",
+    reference=references.THAKUR,
+    cost="1 a + (n-1)/n Mb",
+    steps=lambda n: 1,
+    volume=lambda n: (n - 1) / n,
+    transfers=lambda n: n * n,
+)
+def all_to_all(n: int, root: int = 0) -> Schedule:
+    """All-to-all in one step; each rank starts with its own block and goes on to its right."""
+    b = Builder("all_to_all", n, chunks=n)
+    away, src = np.ogrid[:n, :n]
+    dst = (src + away) % n
+    b.send(0, src, dst, dst, src, src_buffer="input", dst_buffer="output")
+    return b.build()
+
+
+@algorithm(
+    "direct",
+    "barrier",
+    summary="every rank tells all others that it has come",
+    reference=references.CHAN,
+    cost="1 a",
+    steps=lambda n: 1,
+    volume=lambda n: n - 1,
+    transfers=lambda n: n * (n - 1),
+)
+def barrier(n: int, root: int = 0) -> Schedule:
+    """Barrier in one step: the one-shot all-reduce."""
+    return one_shot(n).as_collective("barrier")

@@ -1,0 +1,101 @@
+"""Rings and chains: every rank talks to its neighbours only. Bandwidth optimal, with a step per rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringleader.algorithms import references
+from ringleader.algorithms.registry import SEGMENTS, Parameter, algorithm
+from ringleader.schedule import Builder, Schedule
+
+__all__ = ["all_gather", "all_reduce", "broadcast_chain", "reduce_chain", "reduce_scatter"]
+
+_CHAIN_SEGMENTS = Parameter("segments", 8, SEGMENTS.summary)
+
+
+@algorithm(
+    "ring",
+    "reduce_scatter",
+    summary="every block goes once round, collecting contributions, and ends at its rank",
+    reference=references.PATARASUK,
+    cost="(n+k-2) a + (n-1)/n Mb",
+    steps=lambda n, segments: n - 2 + segments,
+    volume=lambda n, segments: (n - 1) / n,
+    transfers=lambda n, segments: n * (n - 1) * segments,
+    parameters=(SEGMENTS,),
+)
+def reduce_scatter(n: int, root: int = 0, segments: int = 1) -> Schedule:
+    """Ring reduce-scatter: block b sets out at rank b + 1 and reaches rank b after n - 1 steps."""
+    b = Builder("reduce_scatter", n, chunks=n)
+    step, rank = np.ogrid[: n - 1, :n]
+    b.send(step, rank, (rank - step - 1) % n, (rank + 1) % n, reduce=True)
+    return b.build().pipelined(segments)
+
+
+@algorithm(
+    "ring",
+    "all_gather",
+    summary="every block goes once round and is copied on the way",
+    reference=references.PATARASUK,
+    cost="(n+k-2) a + (n-1)/n Mb",
+    steps=lambda n, segments: n - 2 + segments,
+    volume=lambda n, segments: (n - 1) / n,
+    transfers=lambda n, segments: n * (n - 1) * segments,
+    parameters=(SEGMENTS,),
+)
+def all_gather(n: int, root: int = 0, segments: int = 1) -> Schedule:
+    """Ring all-gather, in the same direction as the reduce-scatter, so that both use the same links."""
+    backwards = -np.arange(n) % n
+    return reduce_scatter(n).reversed().on(ranks=backwards).pipelined(segments)
+
+
+@algorithm(
+    "ring",
+    "all_reduce",
+    summary="ring reduce_scatter, then ring all_gather; k segments make it the segmented (pipelined) ring",
+    reference=references.PATARASUK,
+    cost="(2n+k-3) a + 2(n-1)/n Mb",
+    steps=lambda n, segments: 2 * n - 3 + segments,
+    volume=lambda n, segments: 2 * (n - 1) / n,
+    transfers=lambda n, segments: 2 * n * (n - 1) * segments,
+    parameters=(SEGMENTS,),
+    aliases=("segmented_ring",),
+)
+def all_reduce(n: int, root: int = 0, segments: int = 1) -> Schedule:
+    """Ring all-reduce; with segments, reducing one overlaps sending another."""
+    return (reduce_scatter(n) >> all_gather(n)).pipelined(segments)
+
+
+@algorithm(
+    "chain",
+    "reduce",
+    summary="segments flow along the ranks to the root, collecting contributions",
+    reference=references.WATTS,
+    cost="(n+k-2) a + (n+k-2)/k Mb",
+    steps=lambda n, segments: n - 2 + segments,
+    volume=lambda n, segments: (n - 2 + segments) / segments,
+    transfers=lambda n, segments: (n - 1) * segments,
+    parameters=(_CHAIN_SEGMENTS,),
+)
+def reduce_chain(n: int, root: int = 0, segments: int = 8) -> Schedule:
+    """Pipelined chain from the root's left neighbour round to the root."""
+    b = Builder("reduce", n, chunks=1)
+    src = np.arange(n - 1, 0, -1)
+    b.send(n - 1 - src, src, 0, src - 1, reduce=True)
+    return b.build().pipelined(segments).with_root(root)
+
+
+@algorithm(
+    "chain",
+    "broadcast",
+    summary="segments flow from the root along the ranks",
+    reference=references.WATTS,
+    cost="(n+k-2) a + (n+k-2)/k Mb",
+    steps=lambda n, segments: n - 2 + segments,
+    volume=lambda n, segments: (n - 2 + segments) / segments,
+    transfers=lambda n, segments: (n - 1) * segments,
+    parameters=(_CHAIN_SEGMENTS,),
+)
+def broadcast_chain(n: int, root: int = 0, segments: int = 8) -> Schedule:
+    """Pipelined chain: the mirror image of the reduce along a chain."""
+    return reduce_chain(n, root, segments=1).reversed().pipelined(segments)
