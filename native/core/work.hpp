@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,7 +40,6 @@ class WorkState : public std::enable_shared_from_this<WorkState> {
  private:
   void finish(std::optional<Error> error);
   std::atomic<bool> done_{false};
-  std::atomic<std::uint32_t> waiters_{0};
   mutable std::mutex mutex_;
   std::condition_variable condition_;
   std::optional<Error> error_;
@@ -56,8 +56,7 @@ class CompletionSink {
  private:
   std::mutex mutex_;
   std::condition_variable condition_;
-  std::vector<std::uint64_t> tokens_;
-  std::size_t head_ = 0;
+  std::deque<std::uint64_t> tokens_;
   bool closed_ = false;
 };
 

@@ -1,0 +1,191 @@
+#include "core/communicator.hpp"
+
+#include <algorithm>
+#include <new>
+
+#include "core/graveyard.hpp"
+#include "core/ring_pair.hpp"
+#include "memory/fork.hpp"
+#include "transport/tcp/tcp_link.hpp"
+#include "transport/tcp/tcp_stream.hpp"
+
+namespace ringleader {
+
+Communicator::Communicator(Rank rank, Rank size, double timeout_seconds, const CommOptions& options)
+    : options_(options), timeout_(timeout_seconds), generation_(fork_generation()), execution_(mesh_) {
+  if (size < 1 || rank < 0 || rank >= size)
+    throw Error(ErrorKind::invalid, "rank " + std::to_string(rank) + " of " + std::to_string(size) + ": expected 0 <= rank < size");
+  graveyard::reap();
+  mesh_.rank = rank;
+  mesh_.size = size;
+  mesh_.slot_bytes = options.slot_bytes;
+  mesh_.small_slot_bytes = options.small_slot_bytes;
+  void* memory = Arena::instance().allocate(SharedBlock::bytes(size), 64);
+  mesh_.own = static_cast<SharedBlock*>(memory);  // arena memory is zero: the block's valid initial state
+  mesh_.peers.resize(static_cast<std::size_t>(size));
+}
+
+Communicator::~Communicator() {
+  close(0.1);
+}
+
+std::uint64_t Communicator::control_offset() const { return Arena::instance().offset_of(mesh_.own); }
+
+void Communicator::connect(ConnectRequest request) {
+  const auto n = static_cast<std::size_t>(mesh_.size);
+  if (state() != State::fresh) throw Error(ErrorKind::invalid, "connect: the communicator is connected already");
+  for (const std::size_t given : {request.nodes.size(), request.processes.size(), request.control_offsets.size(),
+                                  request.sockets.size(), request.names.size()})
+    if (given != n)
+      throw Error(ErrorKind::invalid, "connect: expected " + std::to_string(n) + " entries, one per rank, got " + std::to_string(given));
+  std::vector<std::unique_ptr<ByteStream>> streams(n);
+  control_.resize(n);
+  goodbye_.assign(n, 0);
+  for (Rank r = 0; r < mesh_.size; ++r) connect_peer(r, request, streams);
+  p2p_ = std::make_unique<PointToPoint>(mesh_.rank, std::move(streams), request.names);
+  mesh_.own->control.state.store(static_cast<std::uint32_t>(BlockState::live), std::memory_order_release);
+  state_.store(State::live, std::memory_order_release);
+}
+
+void Communicator::connect_peer(Rank rank, const ConnectRequest& request, std::vector<std::unique_ptr<ByteStream>>& streams) {
+  const auto r = static_cast<std::size_t>(rank);
+  Mesh::Peer& peer = mesh_.peers[r];
+  peer.name = request.names[r];
+  if (rank == mesh_.rank) {
+    peer.process = PeerProcess::self();
+    peer.shared = mesh_.own;
+    return;
+  }
+  if (request.nodes[r] == request.nodes[static_cast<std::size_t>(mesh_.rank)]) {
+    peer.process = request.processes[r];
+    if (!peer.process) throw Error(ErrorKind::invalid, "connect: " + peer.name + " is on this node but has no process", {rank});
+    if (!peer.process->contains(request.control_offsets[r], SharedBlock::bytes(mesh_.size)) || request.control_offsets[r] % 64)
+      throw Error(ErrorKind::invalid, "connect: the control block of " + peer.name + " lies outside its arena", {rank});
+    peer.shared = reinterpret_cast<SharedBlock*>(peer.process->base() + request.control_offsets[r]);
+    mesh_.local.push_back(rank);
+    mesh_.local_blocks.push_back(&peer.shared->control);
+    streams[r] = std::make_unique<RingPair>(mesh_, rank, options_.ring_bytes);
+    return;
+  }
+  const std::vector<int>& sockets = request.sockets[r];
+  if (sockets.size() < 3)
+    throw Error(ErrorKind::invalid, "connect: " + peer.name + " needs at least 3 connections, got " + std::to_string(sockets.size()), {rank});
+  control_[r] = std::make_unique<ControlConnection>(sockets[0], rank, peer.name);
+  streams[r] = std::make_unique<TcpStream>(sockets[1], rank, peer.name);
+  for (std::size_t i = 2; i < sockets.size(); ++i)
+    peer.links.push_back(std::make_unique<TcpLink>(sockets[i], rank, peer.name));
+}
+
+std::shared_ptr<const Plan> Communicator::make_plan(PlanRequest request) const {
+  require_usable();
+  const Lowered& lowered = *request.lowered;
+  if (lowered.n != mesh_.size)
+    throw Error(ErrorKind::invalid, "the schedule is for " + std::to_string(lowered.n) + " ranks, the communicator has " +
+                                        std::to_string(mesh_.size));
+  std::size_t connections = 1;
+  for (Rank r = 0; r < mesh_.size; ++r) {
+    const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(r)];
+    const bool same_node = lowered.node[static_cast<std::size_t>(r)] == lowered.node[static_cast<std::size_t>(mesh_.rank)];
+    if (same_node != (peer.shared != nullptr))
+      throw Error(ErrorKind::invalid, "the schedule was lowered for another node layout: " + peer.name + " is on " +
+                                          (same_node ? "another" : "this") + " node");
+    if (!peer.links.empty()) connections = peer.links.size();
+  }
+  request.rank = mesh_.rank;
+  request.slot_bytes = options_.slot_bytes;
+  request.small_slot_bytes = options_.small_slot_bytes;
+  request.connections = connections;
+  return std::make_shared<const Plan>(request);
+}
+
+void Communicator::require_usable() const {
+  if (generation_ != fork_generation())
+    throw Error(ErrorKind::forked, "this communicator belongs to the parent process; a forked child cannot use it. "
+                                   "Create communicators after forking, or start workers with the spawn method");
+  switch (state()) {
+    case State::live: return;
+    case State::fresh: throw Error(ErrorKind::invalid, "the communicator is not connected yet");
+    case State::closed: throw Error(ErrorKind::closed, "the communicator is closed");
+    case State::aborted: throw_aborted();
+  }
+}
+
+std::string Communicator::abort_reason() const {
+  std::lock_guard lock(failure_mutex_);
+  return first_ ? first_->what() : "";
+}
+
+std::vector<Rank> Communicator::lost_ranks() const {
+  std::vector<Rank> lost;
+  for (const Rank r : mesh_.local)
+    if (!mesh_.peers[static_cast<std::size_t>(r)].process->alive()) lost.push_back(r);
+  std::lock_guard lock(failure_mutex_);
+  if (first_ && first_->kind == ErrorKind::peer_lost)
+    for (const Rank r : first_->ranks)
+      if (std::find(lost.begin(), lost.end(), r) == lost.end()) lost.push_back(r);
+  std::sort(lost.begin(), lost.end());
+  return lost;
+}
+
+void Communicator::close_links() {
+  for (Mesh::Peer& peer : mesh_.peers)
+    for (auto& link : peer.links) link->close();
+}
+
+// Leaving: peers learn of it, everything in flight here fails, and the memory that peers may still look at is buried: it is
+// released once all of them have left too.
+void Communicator::close(double timeout_seconds) {
+  if (generation_ != fork_generation()) {  // a copy in a forked child: the parent's resources are not ours to touch
+    if (thread_started_) thread_.detach();
+    return;
+  }
+  if (closing_.exchange(true)) return;
+  const bool connected = state() != State::fresh;
+  mesh_.own->control.state.store(static_cast<std::uint32_t>(BlockState::closed), std::memory_order_release);
+  if (connected) ring(mesh_.local_blocks);
+  ring(mesh_.own->control);
+  const Error closed(ErrorKind::closed, "the communicator was closed while the operation was in flight");
+  std::deque<Job> pending;
+  bool quiet;
+  {
+    std::unique_lock lock(mutex_);
+    stop_ = true;
+    pending.swap(queue_);
+    wake_.notify_all();
+    quiet = wake_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), [this] { return !busy_; });
+  }
+  for (Job& job : pending) job.work->fail(closed);
+  if (thread_started_) thread_.join();
+  if (p2p_) p2p_->fail_all(closed);
+  state_.store(State::closed, std::memory_order_release);
+  {
+    std::lock_guard lock(control_mutex_);
+    for (auto& connection : control_)
+      if (connection) connection->send_goodbye();
+    control_.clear();
+  }
+  if (quiet) {
+    close_links();
+    p2p_.reset();
+  }
+  bury();
+}
+
+void Communicator::bury() {
+  std::vector<void*> memory{mesh_.own};
+  const Arena& arena = Arena::instance();
+  const auto add = [&](std::uint64_t offset) {
+    if (offset) memory.push_back(arena.base() + offset);
+  };
+  for (const auto& offset : mesh_.own->slot_offset) add(offset.load());
+  std::vector<graveyard::Mourner> mourners;
+  for (const Rank r : mesh_.local) {
+    add(mesh_.own->rings()[r].load());
+    Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(r)];
+    mourners.push_back({peer.process, mesh_.own->departed(mesh_.size) + r});
+    peer.shared->departed(mesh_.size)[mesh_.rank].store(1, std::memory_order_release);
+  }
+  graveyard::bury(std::move(mourners), std::move(memory));
+}
+
+}  // namespace ringleader

@@ -1,0 +1,496 @@
+#include "core/execution.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "reduce/reduce.hpp"
+
+namespace ringleader {
+
+namespace {
+
+void fold_incoming(const void* context, void* dst, const void* incoming, std::size_t bytes) {
+  const auto& fold_context = *static_cast<const FoldContext*>(context);
+  const void* srcs[2] = {dst, incoming};
+  std::uint8_t raw[2] = {fold_context.dst_raw, fold_context.incoming_raw};
+  if (fold_context.incoming_first) {
+    std::swap(srcs[0], srcs[1]);
+    std::swap(raw[0], raw[1]);
+  }
+  fold(fold_context.spec, &dst, 1, srcs, raw, 2, bytes / fold_context.item);
+}
+
+}  // namespace
+
+void Execution::begin(std::shared_ptr<const Plan> plan, void* in, void* out, std::uint64_t sequence) {
+  plan_ = std::move(plan);
+  program_ = &plan_->program();
+  in_ = static_cast<std::byte*>(in);
+  out_ = static_cast<std::byte*>(out);
+  info_ = plan_->info;
+  info_.sequence = sequence;
+  fingerprint_ = info_.fingerprint();
+  prepare_slot();
+  find_registered();
+  done_.assign(plan_->instrs.size(), 0);
+  links_.assign(plan_->links.size(), {});
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    const BoundLink& bound = plan_->links[i];
+    links_[i].link = mesh_.peers[static_cast<std::size_t>(bound.peer)].links[bound.connection].get();
+  }
+  views_.resize(static_cast<std::size_t>(mesh_.size));
+  first_window_ = mesh_.next_window;
+  mesh_.next_window += plan_->windows;
+  window_ = 0;
+  phase_ = Phase::enter;
+  Counters::add(mesh_.counters.operations, 1);
+  Counters::add(mesh_.counters.windows, plan_->windows);
+}
+
+void Execution::finish() {
+  plan_.reset();
+  program_ = nullptr;
+  phase_ = Phase::done;
+}
+
+void Execution::prepare_slot() {
+  if (!plan_->uses_slot) return;
+  const std::size_t kind = plan_->large_slot ? kLargeSlot : kSmallSlot;
+  SharedBlock& own = *mesh_.own;
+  if (own.slot_offset[kind].load(std::memory_order_relaxed) == 0) {
+    const std::uint64_t bytes = plan_->large_slot ? mesh_.slot_bytes : mesh_.small_slot_bytes;
+    void* memory = Arena::instance().allocate(2 * bytes, 4096);
+    own.slot_bytes[kind].store(bytes, std::memory_order_relaxed);
+    own.slot_offset[kind].store(Arena::instance().offset_of(memory), std::memory_order_release);
+  }
+  own_slot_bytes_ = own.slot_bytes[kind].load(std::memory_order_relaxed);
+  own_slots_ = Arena::instance().base() + own.slot_offset[kind].load(std::memory_order_relaxed);
+}
+
+void Execution::find_registered() {
+  registered_bits_ = 0;
+  if (mesh_.local.empty()) return;
+  const Arena& arena = Arena::instance();
+  for (std::size_t b = 0; b < 3; ++b) {
+    const Plan::Registrable& candidate = plan_->registrable[b];
+    std::byte* pointer = candidate.via_out ? out_ : in_;
+    if (!candidate.possible || !pointer) continue;
+    if (!arena.contains(pointer + candidate.low, static_cast<std::size_t>(candidate.high - candidate.low))) continue;
+    registered_bits_ |= std::uint64_t{1} << b;
+    own_registered_[b] = pointer + candidate.base_delta;
+    base_[b] = arena.offset_of(pointer) + static_cast<std::uint64_t>(candidate.base_delta);
+  }
+}
+
+// ---- addresses
+
+std::uint64_t Execution::length(const Place& place, std::uint32_t window) const {
+  const std::uint64_t start = window * plan_->segment_bytes;
+  return place.bytes <= start ? 0 : std::min(plan_->segment_bytes, place.bytes - start);
+}
+
+std::byte* Execution::slot(Rank rank, std::uint32_t window) const {
+  if (rank == mesh_.rank) return own_slots_ + ((first_window_ + window) & 1) * own_slot_bytes_;
+  return views_[static_cast<std::size_t>(rank)].slot;
+}
+
+std::byte* Execution::address(const Place& place, std::uint32_t window) const {
+  const std::uint64_t start = window * plan_->segment_bytes;
+  switch (place.kind) {
+    case Place::Kind::user_in:
+      return in_ + place.user + start;
+    case Place::Kind::user_out:
+      return out_ + place.user + start;
+    case Place::Kind::slot:
+      return slot(place.rank, window) + place.position * plan_->stride;
+    case Place::Kind::shared:
+      break;
+  }
+  std::byte* base = place.rank != mesh_.rank ? views_[static_cast<std::size_t>(place.rank)].registered[place.buffer]
+                    : registered(place.buffer) ? own_registered_[place.buffer] : nullptr;
+  if (base) return base + place.user + start;
+  return slot(place.rank, window) + place.position * plan_->stride;
+}
+
+// ---- looking at peers
+
+void Execution::check_fingerprint(Rank rank) const {
+  const ControlBlock& block = mesh_.control(rank);
+  const std::uint64_t window = window_number();
+  const std::uint64_t theirs = fingerprint_of(block, window) & ~kRegisteredMask;
+  if (theirs == fingerprint_) return;
+  Entry entry;
+  if (!read_entry(block, window, entry)) {
+    // Overwritten: the peer is four windows ahead, so it passed this one, and had it disagreed it would have said so.
+    if ((block.progress.load(std::memory_order_acquire) >> kCountBits) >= window + kEntrySlots) return;
+    throw Error(ErrorKind::internal, "the entry record of " + mesh_.name(rank) + " is damaged");
+  }
+  throw Error(ErrorKind::mismatch,
+              "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + info_.text() + ", but " +
+                  mesh_.name(rank) + " runs " + entry.info.text(),
+              {rank});
+}
+
+// Invariant: called after the peer's progress reached this window, and before any of its memory is touched in it.
+void Execution::look_at(Rank rank) {
+  View& view = views_[static_cast<std::size_t>(rank)];
+  const std::uint64_t window = window_number();
+  if (view.window == window) return;
+  check_fingerprint(rank);
+  view = View{};
+  view.window = window;
+  const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(rank)];
+  const std::size_t kind = plan_->large_slot ? kLargeSlot : kSmallSlot;
+  const std::uint64_t offset = peer.shared->slot_offset[kind].load(std::memory_order_acquire);
+  const std::uint64_t bytes = peer.shared->slot_bytes[kind].load(std::memory_order_relaxed);
+  if (offset != 0) {
+    if (!peer.process->contains(offset, 2 * bytes))
+      throw Error(ErrorKind::internal, "the staging slot of " + peer.name + " lies outside its arena");
+    view.slot = peer.process->base() + offset + (window & 1) * bytes;
+  }
+  const std::uint64_t bits = fingerprint_of(peer.shared->control, window) & kRegisteredMask;
+  if (bits == 0) return;
+  Entry entry;
+  if (!read_entry(peer.shared->control, window, entry))
+    throw Error(ErrorKind::internal, "the entry record of " + peer.name + " vanished while its memory is in use");
+  for (std::size_t b = 0; b < 3; ++b)
+    if ((bits >> b) & 1) view.registered[b] = peer.process->base() + entry.base[b];
+}
+
+bool Execution::wait_satisfied(const Wait& wait) {
+  if (!mesh_.reached(wait.rank, window_number(), wait.count)) return false;
+  look_at(wait.rank);
+  return true;
+}
+
+bool Execution::waits_satisfied(const Wait* first, std::size_t n) {
+  return std::all_of(first, first + n, [this](const Wait& wait) { return wait_satisfied(wait); });
+}
+
+bool Execution::reached_all(const std::vector<Wait>& waits, std::uint64_t window) const {
+  return std::all_of(waits.begin(), waits.end(),
+                     [&](const Wait& wait) { return mesh_.reached(wait.rank, window, wait.count); });
+}
+
+bool Execution::ready(const BoundInstr& instr) {
+  for (std::uint32_t d = 0; d < instr.dep_n; ++d)
+    if (!std::atomic_ref(done_[program_->deps[instr.dep_first + d]]).load(std::memory_order_acquire)) return false;
+  return waits_satisfied(program_->waits.data() + instr.wait_first, instr.wait_n);
+}
+
+// ---- staging
+
+void Execution::stage_in() {
+  const auto copy = [this](const StageCopy& move) -> std::uint64_t {
+    const std::uint64_t bytes = length(move.from, window_);
+    std::byte *to = address(move.to, window_), *from = address(move.from, window_);
+    if (bytes && to != from) std::memmove(to, from, bytes);
+    return bytes;
+  };
+  std::uint64_t staged = 0;
+  for (const StageCopy& move : plan_->load)
+    if (move.to.kind == Place::Kind::slot || !registered(move.to.buffer)) staged += copy(move);
+  if (mesh_.size == 1 && plan_->op == ReduceOp::premul_sum) {
+    // The only contribution is also the result, and nothing folds it: scale it on the way through.
+    for (const StageCopy& move : plan_->through) {
+      void* to = address(move.to, window_);
+      const void* from = address(move.from, window_);
+      const std::uint8_t raw = 1;
+      fold(FoldSpec{plan_->dtype, plan_->op, plan_->factor, 0}, &to, 1, &from, &raw, 1,
+           length(move.from, window_) / item_size(plan_->dtype));
+    }
+  } else {
+    for (const StageCopy& move : plan_->through)
+      if (move.to.kind != Place::Kind::shared || registered(move.to.buffer)) copy(move);
+  }
+  Counters::add(mesh_.counters.bytes_staged_in, staged);
+}
+
+void Execution::stage_out(std::uint32_t window) {
+  std::uint64_t staged = 0;
+  for (const StageCopy& move : plan_->store) {
+    if (move.from.kind == Place::Kind::shared && registered(move.from.buffer)) continue;
+    const std::uint64_t bytes = length(move.from, window);
+    if (bytes) std::memcpy(address(move.to, window), address(move.from, window), bytes);
+    staged += bytes;
+  }
+  Counters::add(mesh_.counters.bytes_staged_out, staged);
+}
+
+// ---- the machine
+
+Execution::Step Execution::progress() {
+  bool moved = false;
+  for (;;) {
+    bool advanced = false;
+    switch (phase_) {
+      case Phase::enter:
+        advanced = enter();
+        break;
+      case Phase::finish_previous:
+        advanced = finish_window(window_ - 1);
+        if (advanced) phase_ = Phase::run;
+        break;
+      case Phase::run:
+        advanced = run();
+        break;
+      case Phase::finish_last:
+        advanced = finish_window(window_);
+        if (advanced) phase_ = Phase::release;
+        break;
+      case Phase::release:
+        // Peers may still read registered user memory; slots are waited for when they are used again.
+        advanced = registered_bits_ == 0 || reached_all(program_->free_waits, window_number());
+        if (advanced) phase_ = Phase::done;
+        break;
+      case Phase::done:
+        return Step::done;
+    }
+    if (!advanced) return moved ? Step::moved : Step::idle;
+    moved = true;
+  }
+}
+
+// Invariant: a slot is written again only after everybody who used it two windows ago has counted past that use.
+bool Execution::enter() {
+  Mesh::PendingFree& pending = mesh_.pending_free[plan_->large_slot][window_number() & 1];
+  if (plan_->uses_slot && pending.waits) {
+    if (!reached_all(*pending.waits, pending.window)) return false;
+    pending = {};
+  }
+  stage_in();
+  cursor_ = network_cursor_ = 0;
+  if (window_ > 0) {
+    std::fill(done_.begin(), done_.end(), 0);
+    for (LinkState& state : links_) state.next_send = state.next_receive = 0;
+  }
+  if (!mesh_.local.empty()) {
+    publish_entry(mesh_.own->control, window_number(), info_, fingerprint_, registered_bits_, base_);
+    publish(1);
+  }
+  phase_ = window_ > 0 ? Phase::finish_previous : Phase::run;
+  return true;
+}
+
+bool Execution::finish_window(std::uint32_t window) {
+  if (!reached_all(program_->out_waits, first_window_ + window)) return false;
+  stage_out(window);
+  return true;
+}
+
+void Execution::publish(std::uint32_t count) {
+  publish_progress(mesh_.own->control, window_number(), count);
+  ring(mesh_.local_blocks);
+}
+
+bool Execution::run() {
+  bool moved = !links_.empty() && post_network();
+  while (cursor_ < plan_->in_order.size()) {
+    const std::uint32_t index = plan_->in_order[cursor_];
+    const BoundInstr& instr = plan_->instrs[index];
+    if (!ready(instr)) break;
+    execute(instr);
+    done_[index] = 1;
+    ++cursor_;
+    if (!mesh_.local.empty()) publish(static_cast<std::uint32_t>(cursor_) + 1);
+    moved = true;
+    if (!links_.empty()) return true;  // let the sockets breathe between instructions
+  }
+  if (cursor_ < plan_->in_order.size() || !network_done()) return moved;
+  if (plan_->uses_slot && !mesh_.local.empty())
+    mesh_.pending_free[plan_->large_slot][window_number() & 1] = {window_number(), plan_->lowered(), &program_->free_waits};
+  if (window_ + 1 < plan_->windows) {
+    ++window_;
+    phase_ = Phase::enter;
+  } else {
+    phase_ = Phase::finish_last;
+  }
+  return true;
+}
+
+void Execution::execute(const BoundInstr& instr) {
+  for (std::uint32_t j = 0; j < instr.piece_n; ++j) {
+    const PieceRefs& piece = plan_->pieces[instr.piece_first + j];
+    const Place* dst = plan_->places.data() + piece.dst_first;
+    const Place* src = plan_->places.data() + piece.src_first;
+    const std::uint64_t bytes = length(*dst, window_);
+    if (bytes == 0) continue;
+    dsts_.clear();
+    srcs_.clear();
+    std::uint64_t written = 0, read = 0;
+    for (std::uint32_t d = 0; d < instr.dst_n; ++d) {
+      dsts_.push_back(address(dst[d], window_));
+      if (dst[d].rank != mesh_.rank) written += bytes;
+    }
+    for (std::uint32_t s = 0; s < instr.src_n; ++s) {
+      srcs_.push_back(address(src[s], window_));
+      if (src[s].rank != mesh_.rank) read += bytes;
+    }
+    if (instr.plain_copy) {
+      for (void* to : dsts_)
+        if (to != srcs_[0]) std::memcpy(to, srcs_[0], bytes);
+    } else {
+      fold(instr.fold.spec, dsts_.data(), dsts_.size(), srcs_.data(), plan_->raw.data() + instr.raw_first, srcs_.size(),
+           bytes / instr.fold.item);
+    }
+    Counters::add(mesh_.counters.bytes_written_peer, written);
+    Counters::add(mesh_.counters.bytes_read_peer, read);
+  }
+}
+
+// ---- network
+
+MessageHeader Execution::header(std::size_t index, std::uint64_t bytes) const {
+  return MessageHeader{kHeaderMagic, static_cast<std::uint32_t>(index), window_number(), bytes, info_};
+}
+
+std::vector<Piece> Execution::message_pieces(const BoundInstr& instr, std::uint64_t& bytes) const {
+  std::vector<Piece> pieces;
+  pieces.reserve(instr.piece_n);
+  bytes = 0;
+  for (std::uint32_t j = 0; j < instr.piece_n; ++j) {
+    const PieceRefs& refs = plan_->pieces[instr.piece_first + j];
+    const Place& place = plan_->places[instr.op == Op::send ? refs.src_first : refs.dst_first];
+    const std::uint64_t size = length(place, window_);
+    if (size) pieces.push_back(Piece{address(place, window_), size});
+    bytes += size;
+  }
+  return pieces;
+}
+
+void Execution::post_send(LinkState& state, const BoundInstr& instr, std::uint32_t index) {
+  SendRequest request;
+  std::uint64_t bytes = 0;
+  request.pieces = message_pieces(instr, bytes);
+  request.header = header(state.next_send++, bytes);
+  request.done = &done_[index];
+  state.link->post_send(std::move(request));
+}
+
+void Execution::post_receive(LinkState& state, const BoundInstr& instr, std::uint32_t index) {
+  RecvRequest request;
+  std::uint64_t bytes = 0;
+  request.pieces = message_pieces(instr, bytes);
+  request.header = header(state.next_receive++, bytes);
+  if (instr.op == Op::recv_reduce) {
+    request.fold = fold_incoming;
+    request.fold_context = &instr.fold;
+    request.item = instr.fold.item;
+  }
+  request.done = &done_[index];
+  state.link->post_recv(std::move(request));
+}
+
+bool Execution::post_network() {
+  bool moved = false;
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    LinkState& state = links_[i];
+    const BoundLink& bound = plan_->links[i];
+    while (state.next_receive < bound.receives.size() && ready(plan_->instrs[bound.receives[state.next_receive]])) {
+      const std::uint32_t index = bound.receives[state.next_receive];
+      post_receive(state, plan_->instrs[index], index);
+      moved = true;
+    }
+    while (state.next_send < bound.sends.size() && ready(plan_->instrs[bound.sends[state.next_send]])) {
+      const std::uint32_t index = bound.sends[state.next_send];
+      post_send(state, plan_->instrs[index], index);
+      moved = true;
+    }
+    moved |= state.link->progress();
+  }
+  return moved;
+}
+
+bool Execution::network_done() {
+  while (network_cursor_ < plan_->network.size() && done_[plan_->network[network_cursor_]]) ++network_cursor_;
+  return network_cursor_ == plan_->network.size();
+}
+
+// ---- for sleepers and messages
+
+bool Execution::can_move() const {
+  const auto instr_ready = [this](const BoundInstr& instr) {
+    for (std::uint32_t d = 0; d < instr.dep_n; ++d)
+      if (!done_[program_->deps[instr.dep_first + d]]) return false;
+    for (std::uint32_t w = 0; w < instr.wait_n; ++w) {
+      const Wait& wait = program_->waits[instr.wait_first + w];
+      if (!mesh_.reached(wait.rank, window_number(), wait.count)) return false;
+    }
+    return true;
+  };
+  switch (phase_) {
+    case Phase::enter: {
+      const Mesh::PendingFree& pending = mesh_.pending_free[plan_->large_slot][window_number() & 1];
+      return !pending.waits || reached_all(*pending.waits, pending.window);
+    }
+    case Phase::finish_previous:
+      return reached_all(program_->out_waits, window_number() - 1);
+    case Phase::finish_last:
+      return reached_all(program_->out_waits, window_number());
+    case Phase::release:
+      return reached_all(program_->free_waits, window_number());
+    case Phase::done:
+      return true;
+    case Phase::run:
+      break;
+  }
+  if (cursor_ < plan_->in_order.size() && instr_ready(plan_->instrs[plan_->in_order[cursor_]])) return true;
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    const BoundLink& bound = plan_->links[i];
+    const LinkState& state = links_[i];
+    if (state.next_send < bound.sends.size() && instr_ready(plan_->instrs[bound.sends[state.next_send]])) return true;
+    if (state.next_receive < bound.receives.size() && instr_ready(plan_->instrs[bound.receives[state.next_receive]]))
+      return true;
+  }
+  return false;
+}
+
+void Execution::poll_descriptors(std::vector<pollfd>& fds) const {
+  for (const LinkState& state : links_)
+    if (state.link->poll_fd() >= 0 && state.link->poll_events())
+      fds.push_back(pollfd{state.link->poll_fd(), state.link->poll_events(), 0});
+}
+
+std::vector<Rank> Execution::blocked_on() const {
+  std::vector<Rank> ranks;
+  if (!plan_) return ranks;
+  const auto add = [&](const Wait& wait, std::uint64_t window) {
+    if (!mesh_.reached(wait.rank, window, wait.count)) ranks.push_back(wait.rank);
+  };
+  const auto add_all = [&](const std::vector<Wait>& waits, std::uint64_t window) {
+    for (const Wait& wait : waits) add(wait, window);
+  };
+  switch (phase_) {
+    case Phase::enter: {
+      const Mesh::PendingFree& pending = mesh_.pending_free[plan_->large_slot][window_number() & 1];
+      if (pending.waits) add_all(*pending.waits, pending.window);
+      break;
+    }
+    case Phase::finish_previous: add_all(program_->out_waits, window_number() - 1); break;
+    case Phase::finish_last: add_all(program_->out_waits, window_number()); break;
+    case Phase::release: add_all(program_->free_waits, window_number()); break;
+    case Phase::done: break;
+    case Phase::run:
+      if (cursor_ < plan_->in_order.size()) {
+        const BoundInstr& instr = plan_->instrs[plan_->in_order[cursor_]];
+        for (std::uint32_t w = 0; w < instr.wait_n; ++w) add(program_->waits[instr.wait_first + w], window_number());
+      }
+      for (const BoundLink& bound : plan_->links) {
+        const auto open = [this](std::uint32_t index) { return !done_[index]; };
+        if (std::any_of(bound.receives.begin(), bound.receives.end(), open) ||
+            std::any_of(bound.sends.begin(), bound.sends.end(), open))
+          ranks.push_back(bound.peer);
+      }
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+std::string Execution::describe() const {
+  if (!plan_) return "nothing";
+  return info_.text() + " (window " + std::to_string(window_ + 1) + " of " + std::to_string(plan_->windows) + ", step " +
+         std::to_string(cursor_) + " of " + std::to_string(plan_->in_order.size()) + " here)";
+}
+
+}  // namespace ringleader

@@ -1,0 +1,104 @@
+// One collective in flight: a resumable machine that never blocks. See docs/architecture.md, "Windows and memory".
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/mesh.hpp"
+#include "core/plan.hpp"
+
+namespace ringleader {
+
+class Execution {
+ public:
+  enum class Step { done, moved, idle };
+
+  explicit Execution(Mesh& mesh) : mesh_(mesh) {}
+
+  // Throws Error(invalid | memory) before anything is visible to peers.
+  void begin(std::shared_ptr<const Plan> plan, void* in, void* out, std::uint64_t sequence);
+  // Does what can be done without waiting. Throws Error(mismatch | peer_lost | internal).
+  Step progress();
+  // Whether progress() would move something now, links aside: what a sleeper asks before it sleeps.
+  bool can_move() const;
+  // Descriptors to sleep on.
+  void poll_descriptors(std::vector<pollfd>& fds) const;
+  // The ranks that this rank waits for now, and a description, for messages.
+  std::vector<Rank> blocked_on() const;
+  std::string describe() const;
+  const OpInfo& info() const { return info_; }
+  void finish();  // drops the plan
+
+ private:
+  enum class Phase { enter, finish_previous, run, finish_last, release, done };
+
+  // A peer as seen in the current window.
+  struct View {
+    std::uint64_t window = 0;          // 0 = not looked at in this window yet
+    std::byte* slot = nullptr;
+    std::byte* registered[3] = {nullptr, nullptr, nullptr};
+  };
+  struct LinkState {
+    Link* link = nullptr;
+    std::size_t next_send = 0, next_receive = 0;
+  };
+
+  bool wait_satisfied(const Wait& wait);
+  bool waits_satisfied(const Wait* first, std::size_t n);
+  bool reached_all(const std::vector<Wait>& waits, std::uint64_t window) const;
+  void look_at(Rank rank);
+  void check_fingerprint(Rank rank) const;
+  bool ready(const BoundInstr& instr);
+
+  bool enter();
+  bool finish_window(std::uint32_t window);
+  bool run();
+  bool post_network();
+  void post_send(LinkState& state, const BoundInstr& instr, std::uint32_t index);
+  void post_receive(LinkState& state, const BoundInstr& instr, std::uint32_t index);
+  MessageHeader header(std::size_t index, std::uint64_t bytes) const;
+  std::vector<Piece> message_pieces(const BoundInstr& instr, std::uint64_t& bytes) const;
+  bool network_done();
+  void execute(const BoundInstr& instr);
+  void publish(std::uint32_t count);
+
+  std::uint64_t window_number() const { return first_window_ + window_; }
+  std::uint64_t length(const Place& place, std::uint32_t window) const;
+  std::byte* address(const Place& place, std::uint32_t window) const;
+  std::byte* slot(Rank rank, std::uint32_t window) const;
+  bool registered(std::uint8_t buffer) const { return (registered_bits_ >> buffer) & 1; }
+  void stage_in();
+  void stage_out(std::uint32_t window);
+  void find_registered();
+  void prepare_slot();
+
+  Mesh& mesh_;
+  std::shared_ptr<const Plan> plan_;
+  const RankProgram* program_ = nullptr;
+  std::byte* in_ = nullptr;
+  std::byte* out_ = nullptr;
+  OpInfo info_;
+  std::uint64_t fingerprint_ = 0;
+  std::uint64_t registered_bits_ = 0;
+  std::uint64_t base_[3] = {0, 0, 0};
+  std::byte* own_registered_[3] = {nullptr, nullptr, nullptr};
+  std::byte* own_slots_ = nullptr;       // the pair of the plan's class
+  std::uint64_t own_slot_bytes_ = 0;
+
+  Phase phase_ = Phase::done;
+  std::uint64_t first_window_ = 0;
+  std::uint32_t window_ = 0;
+  std::size_t cursor_ = 0;               // next in-order instruction
+  std::size_t network_cursor_ = 0;       // network instructions before it are done
+  std::vector<std::uint32_t> done_;      // per instruction, this window; Links write into it
+  std::vector<LinkState> links_;
+  std::vector<View> views_;              // by rank
+  std::vector<void*> dsts_;              // scratch of execute()
+  std::vector<const void*> srcs_;
+};
+
+}  // namespace ringleader

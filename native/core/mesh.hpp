@@ -1,0 +1,76 @@
+// What one rank of a communicator holds of the others: mapped memory, network links, and the shared block it shows them.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/plan.hpp"
+#include "memory/peer.hpp"
+#include "transport/link.hpp"
+#include "transport/shm/control.hpp"
+
+namespace ringleader {
+
+enum SlotClass : std::size_t { kSmallSlot = 0, kLargeSlot = 1 };
+
+// A rank's memory that all ranks of its node see. Followed by two arrays of `size`: arena offsets of the rings this rank writes to
+// each peer (0 = not made yet), and flags of the peers that will never touch this rank's memory again.
+struct SharedBlock {
+  ControlBlock control;
+  alignas(64) std::atomic<std::uint64_t> slot_offset[2];  // arena offset of the pair of slots of each class; 0 = not made yet
+  std::atomic<std::uint64_t> slot_bytes[2];               // of one slot of the pair
+  std::atomic<std::uint64_t>* rings() { return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1); }
+  std::atomic<std::uint32_t>* departed(Rank size) { return reinterpret_cast<std::atomic<std::uint32_t>*>(rings() + size); }
+  static std::size_t bytes(Rank size) { return sizeof(SharedBlock) + 12 * static_cast<std::size_t>(size); }
+};
+
+// Counters of one communicator. Written by whoever runs an operation (one thread at a time), read by anybody.
+struct Counters {
+  using Counter = std::atomic<std::uint64_t>;
+  Counter operations{0}, windows{0}, sleeps{0}, bytes_staged_in{0}, bytes_staged_out{0}, bytes_written_peer{0},
+      bytes_read_peer{0};
+  static void add(Counter& counter, std::uint64_t amount) {
+    counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+  }
+};
+
+struct Mesh {
+  struct Peer {
+    std::string name;                      // for messages
+    std::shared_ptr<PeerProcess> process;  // same node only (own rank: this process)
+    SharedBlock* shared = nullptr;
+    std::vector<std::unique_ptr<Link>> links;  // other nodes only: one per data connection
+  };
+
+  Rank rank = 0;
+  Rank size = 1;
+  std::uint64_t slot_bytes = 0, small_slot_bytes = 0;
+  SharedBlock* own = nullptr;
+  std::vector<Peer> peers;                // by rank
+  std::vector<Rank> local;                // other ranks of this node
+  std::vector<ControlBlock*> local_blocks;  // theirs, for ringing
+  Counters counters;
+
+  // Where the free waits of the last window that used a slot are kept until the slot is used again.
+  struct PendingFree {
+    std::uint64_t window = 0;
+    LoweredPtr lowered;
+    const std::vector<Wait>* waits = nullptr;
+  };
+  std::array<std::array<PendingFree, 2>, 2> pending_free;  // [class][window % 2]
+
+  std::uint64_t next_window = 1;
+
+  ControlBlock& control(Rank r) const { return peers[static_cast<std::size_t>(r)].shared->control; }
+  const std::string& name(Rank r) const { return peers[static_cast<std::size_t>(r)].name; }
+  bool reached(Rank r, std::uint64_t window, std::uint32_t count) const {
+    return control(r).progress.load(std::memory_order_acquire) >= progress_word(window, count);
+  }
+};
+
+}  // namespace ringleader
