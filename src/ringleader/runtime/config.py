@@ -1,0 +1,389 @@
+"""Settings from the environment, and logging.
+
+`SETTINGS` is the one table: it drives parsing, the error messages and the tables of docs/configuration.md.
+Names follow NCCL's where the meaning is the same.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import logging
+import math
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TextIO
+
+from ringleader.errors import InvalidArgument
+
+__all__ = [
+    "PREFIX", "SETTINGS", "SUBSYSTEMS", "Config", "Setting", "logger", "parse_setting", "settings_table",
+    "setup_logging",
+]  # fmt: skip
+
+PREFIX = "RINGLEADER_"
+
+# Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, point to point.
+SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P")
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# More connections than this per peer only cost descriptors.
+_MAX_CHANNELS = 64
+_DEFAULT_CHANNELS = 2
+_MIN_SECRET = 16
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError
+    return value.strip()
+
+
+def _secret(value: str) -> str:
+    if len(value.encode()) < _MIN_SECRET:
+        raise ValueError
+    return value
+
+
+def _flag(value: str) -> bool:
+    if value.lower() in _TRUE:
+        return True
+    if value.lower() in _FALSE:
+        return False
+    raise ValueError
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        for name in names:
+            if value.lower() == name.lower():
+                return name
+        raise ValueError
+
+    return parse
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        number = int(value)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return parse
+
+
+def _size(low: int, high: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        match = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+        if match is None:
+            raise ValueError
+        number = int(match[1]) * _UNITS[match[2].upper()]
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return parse
+
+
+def _seconds(value: str) -> float:
+    number = float(value)
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError
+    return number
+
+
+def _subsystems(value: str) -> tuple[str, ...]:
+    exclude = value.startswith("^")
+    names = [name.strip().upper() for name in value.removeprefix("^").split(",")]
+    if any(name not in (*SUBSYSTEMS, "ALL") for name in names):
+        raise ValueError
+    chosen = set(SUBSYSTEMS) if "ALL" in names else set(names)
+    return tuple(s for s in SUBSYSTEMS if (s in chosen) != exclude)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: an environment variable `RINGLEADER_<name>`."""
+
+    name: str
+    parse: Callable[[str], Any] = field(repr=False)
+    form: str
+    default: str
+    meaning: str
+    section: str = "settings"
+
+    @property
+    def variable(self) -> str:
+        """The whole name of the environment variable."""
+        return PREFIX + self.name
+
+    @property
+    def field(self) -> str:
+        """The field of `Config` that holds it (rows of section `launch` have none)."""
+        return self.name.lower()
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("ALGO", _text, "name of an algorithm", "chosen by the tuner", "Force one algorithm wherever it applies."),
+    Setting(
+        "PROTO", _choice("auto", "pull", "push"), "auto, pull or push", "auto",
+        "Who moves data in shared memory: the reader (pull) or the writer (push).",
+    ),
+    Setting(
+        "TRANSPORT", _choice("auto", "shm", "tcp"), "auto, shm or tcp", "auto",
+        "auto: shared memory within a host, TCP between hosts. shm: refuse anything else. tcp: TCP even within a host.",
+    ),
+    Setting("SHM_DISABLE", _flag, "0 or 1", "0", "1: never use shared memory (the same as TRANSPORT=tcp)."),
+    Setting(
+        "SOCKET_IFNAME", _text, "prefixes separated by commas; `=` before them: exact names; `^`: all but these",
+        "the interface that routes to the master", "Network interfaces to use: `eth`, `=eth0,eth1`, `^docker,lo`.",
+    ),
+    Setting(
+        "SOCKET_FAMILY", _choice("AF_INET", "AF_INET6"), "AF_INET or AF_INET6", "both", "Use only this address family."
+    ),
+    Setting(
+        "MIN_NCHANNELS", _integer(1, _MAX_CHANNELS), f"1 to {_MAX_CHANNELS}", "1",
+        "Lower limit of data connections per network peer.",
+    ),
+    Setting(
+        "MAX_NCHANNELS", _integer(1, _MAX_CHANNELS), f"1 to {_MAX_CHANNELS}", str(_MAX_CHANNELS),
+        f"Upper limit of data connections per network peer ({_DEFAULT_CHANNELS} are opened unless the limits forbid).",
+    ),
+    Setting(
+        "BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "1M",
+        "Size of a staging slot in shared memory; a communicator has two per rank.",
+    ),
+    Setting(
+        "P2P_BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "64K",
+        "Size of the shared-memory ring of a send/recv pair.",
+    ),
+    Setting(
+        "SPIN_US", _integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
+        "How long a wait spins before it yields.",
+    ),
+    Setting(
+        "YIELD_US", _integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
+        "How long a wait yields before it sleeps in the kernel.",
+    ),
+    Setting("TIMEOUT", _seconds, "seconds, above 0", "600", "Limit of every collective and of every wait for a peer."),
+    Setting("STORE_TIMEOUT", _seconds, "seconds, above 0", "300", "Limit of start-up: until all ranks have met."),
+    Setting(
+        "SECRET", _secret, f"text of at least {_MIN_SECRET} bytes", "made by rank 0",
+        "Secret of the job, equal on all ranks; who does not know it cannot join (see Security).",
+    ),
+    Setting(
+        "ISA", _choice("baseline", "avx2", "avx512", "neon"), "baseline, avx2, avx512 or neon",
+        "the best of the machine",
+        "Highest instruction set that the reduction kernels use.",
+    ),
+    Setting(
+        "DEBUG", _choice("VERSION", "WARN", "INFO", "TRACE"), "VERSION, WARN, INFO or TRACE",
+        "not set: Python's logging",
+        "Write a log, and how much. INFO tells per rank which interface and address were chosen, and why.",
+    ),
+    Setting(
+        "DEBUG_SUBSYS", _subsystems, f"list of {', '.join(SUBSYSTEMS)}, ALL; `^` before it: all but these", "ALL",
+        "What the log is about.",
+    ),
+    Setting(
+        "DEBUG_FILE", _text, "path; %h is the host's name, %p the process number", "standard error",
+        "Where the log goes.",
+    ),
+    Setting("RANK", _integer(0, 1 << 30), "integer from 0", "from the launcher", "Rank of this process.", "launch"),
+    Setting("SIZE", _integer(1, 1 << 30), "integer from 1", "from the launcher", "Number of ranks.", "launch"),
+    Setting(
+        "LOCAL_RANK", _integer(0, 1 << 30), "integer from 0", "from the launcher", "Rank within this host.", "launch"
+    ),
+    Setting(
+        "LOCAL_SIZE", _integer(1, 1 << 30), "integer from 1", "from the launcher", "Ranks on this host.", "launch"
+    ),
+    Setting(
+        "STORE", _text, "host:port or [v6 address]:port", "MASTER_ADDR:MASTER_PORT",
+        "Where the ranks meet; rank 0 serves there unless a launcher (`ringleader.spawn`) does.", "launch",
+    ),
+    Setting(
+        "STORE_SERVED", _flag, "0 or 1", "0", "1: somebody else serves at STORE, rank 0 must not.", "launch"
+    ),
+    Setting("JOB_ID", _text, "text", "from the launcher", "Name of the job: keeps jobs apart.", "launch"),
+)  # fmt: skip
+
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def parse_setting(name: str, value: str) -> Any:
+    """Parse the text of `RINGLEADER_<name>`.
+
+    Raises
+    ------
+    InvalidArgument
+        For an unknown name or a value of the wrong form; the message shows what is valid.
+
+    Examples
+    --------
+    >>> parse_setting("BUFFSIZE", "4M")
+    4194304
+    """
+    setting = _BY_NAME.get(name)
+    if setting is None:
+        near = difflib.get_close_matches(name, _BY_NAME, n=1)
+        hint = f" Did you mean {PREFIX}{near[0]}?" if near else ""
+        valid = ", ".join(s.variable for s in SETTINGS)
+        raise InvalidArgument(f"unknown setting {PREFIX}{name}.{hint} Valid are: {valid}")
+    try:
+        return setting.parse(value)
+    except ValueError:
+        shown = "(not shown)" if name == "SECRET" else repr(value)
+        raise InvalidArgument(f"{setting.variable}={shown} is not valid; expected {setting.form}") from None
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a process; see docs/configuration.md.
+
+    Examples
+    --------
+    >>> Config.from_environment({"RINGLEADER_TIMEOUT": "3"}).timeout
+    3.0
+    >>> Config.from_environment({"RINGLEADER_TIMEOUT": "3"}, timeout=5).timeout
+    5.0
+    """
+
+    algo: str | None = None
+    proto: str = "auto"
+    transport: str = "auto"
+    shm_disable: bool = False
+    socket_ifname: str | None = None
+    socket_family: str | None = None
+    min_nchannels: int = 1
+    max_nchannels: int = _MAX_CHANNELS
+    buffsize: int = 1 << 20
+    p2p_buffsize: int = 64 << 10
+    spin_us: int | None = None
+    yield_us: int | None = None
+    timeout: float = 600.0
+    store_timeout: float = 300.0
+    secret: str | None = field(default=None, repr=False)
+    isa: str | None = None
+    debug: str | None = None
+    debug_subsys: tuple[str, ...] = SUBSYSTEMS
+    debug_file: str | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Config:
+        """Read `RINGLEADER_*` from `environ` (default: the process's); `overrides` by field name win, None is ignored.
+
+        Raises
+        ------
+        InvalidArgument
+            For an unknown RINGLEADER_* name, an unknown override, a value of the wrong form, or two settings that
+            contradict each other.
+        """
+        known = {f.name for f in fields(cls)}
+        values: dict[str, Any] = {}
+        for variable, text in (os.environ if environ is None else environ).items():
+            if variable.startswith(PREFIX):
+                value = parse_setting(variable.removeprefix(PREFIX), text)
+                if (name := variable.removeprefix(PREFIX).lower()) in known:
+                    values[name] = value
+        for name, override in overrides.items():
+            if name not in known:
+                raise InvalidArgument(f"unknown setting {name!r}; valid are: {', '.join(sorted(known))}")
+            if override is not None:
+                text = ",".join(override) if isinstance(override, (tuple, list)) else str(override)
+                values[name] = parse_setting(name.upper(), text)
+        config = cls(**values)
+        config._check()
+        return config
+
+    def _check(self) -> None:
+        if self.min_nchannels > self.max_nchannels:
+            raise InvalidArgument(
+                f"RINGLEADER_MIN_NCHANNELS={self.min_nchannels} is above RINGLEADER_MAX_NCHANNELS={self.max_nchannels}"
+            )
+        if self.shm_disable and self.transport == "shm":
+            raise InvalidArgument("RINGLEADER_TRANSPORT=shm and RINGLEADER_SHM_DISABLE=1 contradict; unset one of them")
+
+    @property
+    def channels(self) -> int:
+        """Data connections per network peer."""
+        return max(self.min_nchannels, min(_DEFAULT_CHANNELS, self.max_nchannels))
+
+    @property
+    def use_shm(self) -> bool:
+        """Whether this rank may share memory with others of its host."""
+        return self.transport != "tcp" and not self.shm_disable
+
+
+def settings_table(section: str) -> str:
+    """The settings of a section as a Markdown table, as docs/configuration.md shows it."""
+    rows = ["| variable | value | default | meaning |", "|---|---|---|---|"]
+    rows += [f"| `{s.variable}` | {s.form} | {s.default} | {s.meaning} |" for s in SETTINGS if s.section == section]
+    return "\n".join(rows)
+
+
+# ------------------------------------------------------------------------------------------------------------ logging
+
+
+def logger(subsystem: str) -> logging.Logger:
+    """Logger of a subsystem, a child of the logger "ringleader"."""
+    if subsystem not in SUBSYSTEMS:
+        raise InvalidArgument(f"unknown subsystem {subsystem!r}; valid are: {', '.join(SUBSYSTEMS)}")
+    return logging.getLogger(f"ringleader.{subsystem}")
+
+
+_LEVELS = {"VERSION": logging.WARNING, "WARN": logging.WARNING, "INFO": logging.INFO, "TRACE": logging.DEBUG}
+_handler: logging.Handler | None = None
+
+
+def setup_logging(config: Config) -> None:
+    """Make the log that RINGLEADER_DEBUG asks for. Without it the logging of the application is left alone."""
+    global _handler
+    if config.debug is None:
+        return
+    root = logging.getLogger("ringleader")
+    if _handler is not None:
+        root.removeHandler(_handler)
+        if _handler_owns_stream(_handler):
+            _handler.close()
+    _handler = _open_handler(config)
+    host = socket.gethostname()
+    _handler.setFormatter(logging.Formatter(f"{host}:%(process)d %(name)s %(levelname)s %(message)s"))
+    chosen = {f"ringleader.{name}" for name in config.debug_subsys} | {"ringleader"}
+    _handler.addFilter(lambda record: record.name in chosen or record.levelno >= logging.WARNING)
+    root.addHandler(_handler)
+    root.setLevel(_LEVELS[config.debug])
+    root.propagate = False
+    root.log(_LEVELS[config.debug], "Ringleader %s", _version())
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("ringleader")
+    except importlib.metadata.PackageNotFoundError:
+        return "(run from its sources)"
+
+
+def _handler_owns_stream(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.FileHandler)
+
+
+def _open_handler(config: Config) -> logging.Handler:
+    """A file if asked for and writable, else standard error: a bad path for a log must not end the run."""
+    if config.debug_file is None:
+        stream: TextIO = sys.stderr
+        return logging.StreamHandler(stream)
+    path = config.debug_file.replace("%h", socket.gethostname()).replace("%p", str(os.getpid()))
+    try:
+        return logging.FileHandler(path)
+    except OSError as error:
+        handler = logging.StreamHandler(sys.stderr)
+        logging.getLogger("ringleader").warning(
+            "RINGLEADER_DEBUG_FILE: cannot write %s (%s); the log goes to standard error", path, error.strerror
+        )
+        return handler

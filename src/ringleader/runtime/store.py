@@ -1,0 +1,202 @@
+"""Key-value stores through which ranks find each other: the interface, helpers, and the adapter for torch's stores.
+
+The project's own stores are in `tcpstore.py` (a server, authenticated) and `filestore.py` (one host, no address needed).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ringleader.errors import CollectiveTimeout, RendezvousError
+
+__all__ = ["PrefixStore", "Store", "TorchStore", "backoff", "ranks_text", "wait_for_ranks"]
+
+
+class Store(Protocol):
+    """What Ringleader needs of a store. All ranks of a job see the same keys; methods may be called from any thread."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a key, replacing an earlier value."""
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """The value of a key, waiting up to `timeout` seconds (0 = look once) until it is set.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If it was not set in time.
+        RendezvousError
+            If the store is lost.
+        """
+
+    def add(self, key: str, amount: int) -> int:
+        """Atomically add to an integer (0 if not set) and return the new value."""
+
+    def delete(self, key: str) -> None:
+        """Remove a key, if it is there."""
+
+    def close(self) -> None:
+        """Give back what this process holds of the store. Idempotent."""
+
+
+def backoff(deadline: float, first: float = 0.0005, longest: float = 0.05) -> Iterator[None]:
+    """Yield at once, then after pauses that grow, for the last time at the deadline (`time.monotonic()`)."""
+    pause = first
+    while True:
+        yield
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(pause, left))
+        pause = min(longest, pause * 1.5)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks in growing order as text, runs shortened.
+
+    Examples
+    --------
+    >>> ranks_text([0, 1, 3, 5, 6, 7])
+    '0, 1, 3, 5-7'
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def wait_for_ranks(
+    store: Store,
+    key: Callable[[int], str],
+    ranks: Sequence[int],
+    timeout: float,
+    check: Callable[[], None] | None = None,
+    what: str = "the start",
+) -> dict[int, bytes]:
+    """Get one key per rank with one deadline for all.
+
+    Parameters
+    ----------
+    key
+        The key of a rank.
+    timeout
+        Seconds for all together.
+    check
+        Called at least every half second; may raise to end the wait.
+    what
+        What the ranks are expected at, for the message.
+
+    Raises
+    ------
+    CollectiveTimeout
+        Naming all the ranks that are missing; `ranks` holds them too.
+    """
+    deadline = time.monotonic() + timeout
+    found: dict[int, bytes] = {}
+    for rank in ranks:
+        while rank not in found:
+            left = deadline - time.monotonic()
+            try:
+                found[rank] = store.get(key(rank), max(0.0, min(0.5, left)))
+            except CollectiveTimeout:
+                if check is not None:
+                    check()
+                if left <= 0:
+                    break
+    missing = [rank for rank in ranks if rank not in found]
+    if missing:
+        noun = "rank" if len(missing) == 1 else "ranks"
+        have = f"(have: {ranks_text(sorted(found))})" if found else "(have: none)"
+        raise CollectiveTimeout(
+            f"{noun} {ranks_text(missing)} did not arrive at {what} within {timeout:.1f} s {have}; is it still running? "
+            "RINGLEADER_STORE_TIMEOUT (or `timeout=`) sets the limit",
+            missing,
+        )
+    return found
+
+
+class PrefixStore:
+    """A store inside another: all keys get a prefix. Closing it leaves the other open."""
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        self.prefix = prefix
+        self.store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        """See `Store`."""
+        self.store.set(f"{self.prefix}/{key}", value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """See `Store`."""
+        return self.store.get(f"{self.prefix}/{key}", timeout)
+
+    def add(self, key: str, amount: int) -> int:
+        """See `Store`."""
+        return self.store.add(f"{self.prefix}/{key}", amount)
+
+    def delete(self, key: str) -> None:
+        """See `Store`."""
+        self.store.delete(f"{self.prefix}/{key}")
+
+    def close(self) -> None:
+        """See `Store`."""
+
+
+class TorchStore:
+    """Any `torch.distributed.Store` as a `Store`. The torch store stays the caller's.
+
+    torch's own blocking `get` sleeps in C++, deaf to Ctrl-C, for the store's own time limit; so this polls with `check`,
+    which never waits.
+    """
+
+    def __init__(self, store: Any, prefix: str = "ringleader") -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _lost(self, error: Exception) -> RendezvousError:
+        return RendezvousError(
+            f"the torch store failed: {error}; did the process that serves it (rank 0 or torchrun) end?"
+        )
+
+    def set(self, key: str, value: bytes) -> None:
+        """See `Store`."""
+        try:
+            self._store.set(self._key(key), value)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """See `Store`."""
+        name = self._key(key)
+        try:
+            for _ in backoff(time.monotonic() + timeout):
+                if self._store.check([name]):
+                    return bytes(self._store.get(name))
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        raise CollectiveTimeout(f"key {key!r} was not set within {timeout:.1f} s")
+
+    def add(self, key: str, amount: int) -> int:
+        """See `Store`."""
+        try:
+            return int(self._store.add(self._key(key), amount))
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def delete(self, key: str) -> None:
+        """See `Store`. Some torch stores cannot delete; then the key stays."""
+        try:
+            self._store.delete_key(self._key(key))
+        except (RuntimeError, NotImplementedError):
+            return
+
+    def close(self) -> None:
+        """See `Store`."""
