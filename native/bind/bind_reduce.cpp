@@ -1,0 +1,49 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bind/bind.hpp"
+#include "reduce/reduce.hpp"
+
+namespace nb = nanobind;
+
+namespace ringleader {
+namespace {
+
+bool reduce_supported(std::uint8_t dtype, std::uint8_t op) {
+  return supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+}
+
+void reduce_into(std::uintptr_t dst_ptr, const std::vector<std::uintptr_t>& src_ptrs, std::size_t count,
+                 std::uint8_t dtype, std::uint8_t op, std::uint32_t final_n, double factor,
+                 const std::optional<std::vector<bool>>& raw) {
+  if (raw && raw->size() != src_ptrs.size()) {
+    throw Error(ErrorKind::invalid, "raw has " + std::to_string(raw->size()) + " entries, expected one for each of the " +
+                                        std::to_string(src_ptrs.size()) + " sources");
+  }
+  std::vector<const void*> srcs;
+  std::vector<std::uint8_t> is_raw;
+  for (std::size_t k = 0; k < src_ptrs.size(); ++k) {
+    srcs.push_back(reinterpret_cast<const void*>(src_ptrs[k]));
+    is_raw.push_back(!raw || (*raw)[k] ? 1 : 0);
+  }
+  void* dst = reinterpret_cast<void*>(dst_ptr);
+  const FoldSpec spec{static_cast<DType>(dtype), static_cast<ReduceOp>(op), factor, final_n};
+  nb::gil_scoped_release release;
+  fold(spec, &dst, 1, srcs.data(), is_raw.data(), srcs.size(), count);
+}
+
+}  // namespace
+
+void bind_reduce(nb::module_& m) {
+  m.def("reduce_supported", &reduce_supported, nb::arg("dtype"), nb::arg("op"));
+  m.def("reduce_into", &reduce_into, nb::arg("dst_ptr"), nb::arg("src_ptrs"), nb::arg("count"), nb::arg("dtype"),
+        nb::arg("op"), nb::arg("final_n") = 0, nb::arg("factor") = 1.0, nb::arg("raw").none() = nb::none());
+  m.def("kernel_isa", &isa);
+}
+
+}  // namespace ringleader

@@ -1,0 +1,5 @@
+// Kernels for avx2; compiled with the flags in isa.cmake.
+#if defined(__x86_64__)
+#define RINGLEADER_KERNEL_TABLE avx2_table
+#include "reduce/kernels.hpp"
+#endif
