@@ -84,7 +84,8 @@ def scaled(values: Array, factor: float, dtype_code: int) -> Array:
         return from_f32(to_f32(values) * np.float32(factor))
     if dtype_code == F16:
         return (values.astype(np.float32) * np.float32(factor)).astype(np.float16)
-    return (values * values.dtype.type(factor)).astype(values.dtype)
+    product: Array = (values * values.dtype.type(factor)).astype(values.dtype)
+    return product
 
 
 def fold(arrays: Sequence[Array], dtype_code: int, op_code: int, divide_by: int, native: bool | None) -> Array:

@@ -1,13 +1,20 @@
 """Schedules: collective algorithms as plain data. See docs/schedule.md."""
 
+from ringleader.schedule.lower import lower
+from ringleader.schedule.spec import check_spec
 from ringleader.schedule.table import Builder, Schedule, describe_transfer
 from ringleader.schedule.types import TRANSFER_DTYPE, Buffer, Collective
+from ringleader.schedule.verify import Report, verify
 
 __all__ = [
     "TRANSFER_DTYPE",
     "Buffer",
     "Builder",
     "Collective",
+    "Report",
     "Schedule",
+    "check_spec",
     "describe_transfer",
+    "lower",
+    "verify",
 ]
