@@ -1,0 +1,95 @@
+"""Ringleader: all-reduce and the other collectives, written once as schedules, proved, and run natively.
+
+>>> import ringleader as rl
+>>> with rl.init(rank=0, size=1) as comm:
+...     comm.size
+1
+
+Names are imported when they are first used, so that ``import ringleader`` costs little.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ringleader import errors
+
+if TYPE_CHECKING:
+    from ringleader import torch
+    from ringleader.runtime.communicator import Communicator, init
+    from ringleader.runtime.dtypes import ReduceOp, premul_sum
+    from ringleader.runtime.messages import ANY_SOURCE
+    from ringleader.runtime.persistent import PersistentOperation
+    from ringleader.runtime.spawn import WorkerGroup, spawn
+    from ringleader.runtime.work import Work
+
+__version__ = "0.1.0"
+version = __version__
+
+__all__ = [
+    "ANY_SOURCE",
+    "Communicator",
+    "PersistentOperation",
+    "ReduceOp",
+    "Work",
+    "WorkerGroup",
+    "__version__",
+    "errors",
+    "init",
+    "premul_sum",
+    "spawn",
+    "torch",
+    "version",
+]
+
+_HOME = {
+    "ANY_SOURCE": "runtime.messages",
+    "Communicator": "runtime.communicator",
+    "PersistentOperation": "runtime.persistent",
+    "ReduceOp": "runtime.dtypes",
+    "Work": "runtime.work",
+    "WorkerGroup": "runtime.spawn",
+    "init": "runtime.communicator",
+    "premul_sum": "runtime.dtypes",
+    "spawn": "runtime.spawn",
+}
+
+
+def _name_native_errors() -> None:
+    """Tell the native core which class stands for each kind of failure."""
+    try:
+        _core = importlib.import_module("ringleader._core")
+    except ModuleNotFoundError:  # a source tree that is not built yet: schedules can be written and drawn, not run
+        return
+    _core.set_error_types(
+        {
+            "invalid": errors.InvalidArgument,
+            "timeout": errors.CollectiveTimeout,
+            "peer_lost": errors.PeerLost,
+            "mismatch": errors.MismatchError,
+            "aborted": errors.AbortedError,
+            "closed": errors.ClosedError,
+            "forked": errors.ForkError,
+            "memory": errors.OutOfMemory,
+            "internal": errors.InternalError,
+        }
+    )
+
+
+_name_native_errors()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"ringleader.{_HOME[name]}"), name)
+    elif name in ("torch", "schedule", "algorithms", "tune", "executors", "runtime"):
+        value = importlib.import_module(f"ringleader.{name}")
+    else:
+        raise AttributeError(f"module 'ringleader' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The run time: communicators, their start-up, and arrays."""

@@ -1,0 +1,424 @@
+"""The collective operations of a communicator."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from numpy import ndarray
+
+from ringleader import errors
+from ringleader.runtime import arrays, calls
+from ringleader.runtime.arrays import numpy_address
+from ringleader.runtime.calls import Call
+from ringleader.runtime.dtypes import ReduceOp
+from ringleader.runtime.plans import PLAN_CACHE_SIZE, Choice, Planned, Planner
+from ringleader.runtime.work import LiveWorks, Work
+
+__all__ = ["Collectives", "seconds"]
+
+
+def seconds(timeout: float | None) -> float:
+    """A timeout for the core: 0 stands for the communicator's own.
+
+    Raises
+    ------
+    InvalidArgument
+        Not a positive number.
+    """
+    if timeout is None:
+        return 0.0
+    if not timeout > 0:
+        raise errors.InvalidArgument(
+            f"timeout is {timeout!r}; expected a positive number of seconds, or None for the default"
+        )
+    return float(timeout)
+
+
+# ``torch.Tensor`` once a tensor has been seen: exact type, so that no subclass's own behaviour is bypassed.
+_TENSOR_TYPES: set[Any] = set()
+
+
+class Collectives:
+    """The verbs that every rank of a communicator calls together, in the same order.
+
+    All take ``timeout`` (seconds; None = the communicator's), ``algorithm`` (a name of `ringleader algorithms`, or None to let
+    Ringleader choose) and ``async_op`` (return a `Work` at once).
+
+    Arrays may be NumPy arrays, torch CPU tensors, or objects with the buffer protocol or DLPack. They need not be contiguous.
+    Where ranks disagree about shape, type, operator, root or the operation itself, all of them get a `MismatchError`.
+    """
+
+    _planner: Planner
+    _live: LiveWorks
+    _fast: OrderedDict[tuple[Any, ...], Planned]
+    _last_choice: Choice | None
+    rank: int
+    size: int
+
+    def _check_usable(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def planner(self) -> Planner:
+        """The cache of plans; for this package only."""
+        return self._planner
+
+    def _run(self, call: Call, async_op: bool, timeout: float | None) -> Any:
+        """Run or start a prepared call."""
+        self._last_choice = call.choice
+        if not async_op:
+            return call.run(seconds(timeout))
+        return Work(call.start(seconds(timeout)), self._live, call.result, call.keep, call.stores)
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: ReduceOp | str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine every rank's `x` elementwise; every rank gets the result.
+
+        Parameters
+        ----------
+        x
+            This rank's contribution, any shape; overwritten by the result unless `out` is given.
+        op
+            A `ReduceOp` or its name. Integer AVG truncates toward zero; on bool, SUM means OR and PROD means AND.
+        out
+            Array of the same type and number of elements for the result; `x` is then left as it is.
+
+        Returns
+        -------
+        array or Work
+            `x` or `out`; with ``async_op=True`` a `Work` whose ``wait()`` returns it.
+
+        Raises
+        ------
+        UnsupportedType
+            `op` is not offered for the type; nothing was sent.
+        InvalidArgument
+            Wrong argument; nothing was sent.
+        MismatchError, CollectiveTimeout, PeerLost, AbortedError, ClosedError, ForkError
+            See `ringleader.errors`.
+
+        References
+        ----------
+        Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.all_reduce(np.array([1.0, 2.0]))
+        array([1., 2.])
+        """
+        # A repeated call on contiguous memory costs about a microsecond: one look-up by type and shape.
+        if out is None:
+            kind = type(x)
+            ptr = -1
+            if kind is ndarray:
+                if x.flags.carray:
+                    ptr = numpy_address(x)
+            elif kind in _TENSOR_TYPES and x.is_cpu and x.is_contiguous() and not x.is_neg():
+                ptr = x.data_ptr()
+            if ptr != -1:
+                key = (kind, x.dtype, x.shape, op, algorithm)
+                planned = self._fast.get(key)
+                if planned is not None:
+                    self._last_choice = planned.choice
+                    if async_op:
+                        work = planned.plan.start(ptr, ptr, seconds(timeout))
+                        return Work(work, self._live, x, (x,))
+                    planned.plan.run(ptr, ptr, 0.0 if timeout is None else seconds(timeout))
+                    return x
+        self._check_usable()
+        call = calls.all_reduce(self, x, op, out, algorithm)
+        if out is None:
+            if type(x) is arrays.torch_tensor_type():
+                _TENSOR_TYPES.add(type(x))
+            if ptr != -1 and not call.loads:
+                self._remember(key, call)
+        return self._run(call, async_op, timeout)
+
+    def _remember(self, key: tuple[Any, ...], call: Call) -> None:
+        """Let later calls like this one take the short way: first in, first out, bounded like the cache of plans."""
+        fast = self._fast
+        while len(fast) >= PLAN_CACHE_SIZE:
+            try:
+                fast.popitem(last=False)
+            except KeyError:
+                break
+        fast[key] = Planned(call.plan, call.choice)
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine every rank's `x` elementwise; the root gets the result.
+
+        Parameters
+        ----------
+        x
+            This rank's contribution. On the root it is overwritten unless `out` is given; elsewhere it is left as it is.
+        root
+            Rank that gets the result.
+        op, out
+            As for `all_reduce`; `out` on the root only.
+
+        Returns
+        -------
+        array, None or Work
+            The result on the root, None elsewhere (or a `Work` for it).
+
+        Raises
+        ------
+        UnsupportedType, InvalidArgument
+            As for `all_reduce`, and for all errors of `ringleader.errors` that it lists.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.reduce(np.array([1, 2]), root=0, op="max")
+        array([1, 2])
+        """
+        self._check_usable()
+        return self._run(calls.reduce(self, x, root, op, out, algorithm), async_op, timeout)
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Copy the root's `x` into every rank's `x`.
+
+        Parameters
+        ----------
+        x
+            Any type, the same shape and type on all ranks. Types other than the numeric ones (structured, dates, strings) are moved
+            as bytes.
+        root
+            Rank whose array is sent.
+
+        Returns
+        -------
+        array or Work
+            `x`.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.broadcast(np.array(["a", "b"]), root=0)
+        array(['a', 'b'], dtype='<U1')
+        """
+        self._check_usable()
+        return self._run(calls.broadcast(self, x, root, algorithm), async_op, timeout)
+
+    def all_gather(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give every rank the `x` of all ranks.
+
+        Parameters
+        ----------
+        x
+            This rank's block, any type, the same shape on all ranks.
+        out
+            Array of ``size * x.size`` elements, any shape. `x` may be this rank's block of it.
+
+        Returns
+        -------
+        array or Work
+            `out`, or a new array of shape ``(size, *x.shape)``.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.all_gather(np.array([1, 2]))
+        array([[1, 2]])
+        """
+        self._check_usable()
+        return self._run(calls.all_gather(self, x, out, algorithm), async_op, timeout)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        out: Any = None,
+        op: ReduceOp | str = "sum",
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine every rank's `x` elementwise; rank r gets block r of the result.
+
+        Parameters
+        ----------
+        x
+            ``size`` blocks of equal size, one after another; left as it is.
+        out
+            Array for one block. It may lie within `x`.
+        op
+            As for `all_reduce`.
+
+        Returns
+        -------
+        array or Work
+            `out`, or a new array: of shape ``x.shape[1:]`` if `x` has several dimensions of which the first is ``size``, else of
+            `x`'s shape with the first dimension divided by ``size``.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.reduce_scatter(np.array([[1.0, 2.0]]))
+        array([1., 2.])
+        """
+        self._check_usable()
+        return self._run(calls.reduce_scatter(self, x, out, op, algorithm), async_op, timeout)
+
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give the root the `x` of all ranks.
+
+        Parameters
+        ----------
+        x
+            This rank's block, any type, the same shape on all ranks.
+        root
+            Rank that gets the result.
+        out
+            On the root only: array of ``size * x.size`` elements.
+
+        Returns
+        -------
+        array, None or Work
+            On the root `out` or a new array of shape ``(size, *x.shape)``; None elsewhere.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.gather(np.array([1, 2]), root=0)
+        array([[1, 2]])
+        """
+        self._check_usable()
+        return self._run(calls.gather(self, x, root, out, algorithm), async_op, timeout)
+
+    def scatter(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give rank r block r of the root's `x`.
+
+        Parameters
+        ----------
+        x
+            On the root: ``size`` blocks of equal size, any type. None elsewhere.
+        root
+            Rank that sends.
+        out
+            Array for this rank's block; required on all ranks but the root, because only the root knows the shape.
+
+        Returns
+        -------
+        array or Work
+            `out`; on the root, without it, a new array of the shape described at `reduce_scatter`.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.scatter(np.linspace(0, 5, 6)[::2], root=0)
+        array([0., 2., 4.])
+        """
+        self._check_usable()
+        return self._run(calls.scatter(self, x, root, out, algorithm), async_op, timeout)
+
+    def all_to_all(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send block d of `x` to rank d; block s of the result comes from rank s.
+
+        Parameters
+        ----------
+        x
+            ``size`` blocks of equal size, one after another, any type; left as it is.
+        out
+            Array of as many elements; it may be `x`.
+
+        Returns
+        -------
+        array or Work
+            `out` or a new array of `x`'s shape.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.all_to_all(np.array([7]))
+        array([7])
+        """
+        self._check_usable()
+        return self._run(calls.all_to_all(self, x, out, algorithm), async_op, timeout)
+
+    def barrier(self, timeout: float | None = None, *, algorithm: str | None = None, async_op: bool = False) -> Any:
+        """Wait until every rank has called it.
+
+        Raises
+        ------
+        CollectiveTimeout
+            Names the ranks that did not come.
+
+        Examples
+        --------
+        >>> import ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.barrier(timeout=5)
+        """
+        self._check_usable()
+        return self._run(calls.barrier(self, algorithm), async_op, timeout)
