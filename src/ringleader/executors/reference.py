@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ def run(
 
     table = schedule.table
     starts = np.flatnonzero(np.diff(table["step"], prepend=-1))
-    for start, end in zip(starts, [*starts[1:], len(table)], strict=True):
+    for start, end in pairwise([*starts, len(table)]):
         _step(schedule, int(start), int(end), state, combine)
     return _outputs(schedule, state, count, dtype, scale, dtype_code)
 
