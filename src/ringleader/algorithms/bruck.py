@@ -31,6 +31,11 @@ def all_gather(n: int, root: int = 0) -> Schedule:
     return b.build()
 
 
+def _hops(n: int) -> int:
+    """Hops of all the blocks that one rank sends: a block goes one hop for each set bit of its distance."""
+    return sum(distance.bit_count() for distance in range(n))
+
+
 @algorithm(
     "bruck",
     "all_to_all",
@@ -38,8 +43,8 @@ def all_gather(n: int, root: int = 0) -> Schedule:
     reference=references.BRUCK,
     cost="L a + L/2 Mb",
     steps=depth,
-    volume=lambda n: sum(distance.bit_count() for distance in range(n)) / n,
-    transfers=lambda n: n * n * depth(n) // 2,
+    volume=lambda n: _hops(n) / n,
+    transfers=lambda n: n * (1 + _hops(n)),
 )
 def all_to_all(n: int, root: int = 0) -> Schedule:
     """Bruck's all-to-all for small blocks.

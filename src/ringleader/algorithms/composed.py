@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringleader.algorithms import references, tree
+from ringleader.algorithms import direct, linear, references, tree
 from ringleader.algorithms.ranks import depth, lowest_bit, send_cyclic
 from ringleader.algorithms.registry import Parameter, algorithm
 from ringleader.schedule import Builder, Schedule
 
-__all__ = ["allgather_reduce", "pairwise", "scatter_allgather"]
+__all__ = ["allgather_reduce", "pairwise", "reduce_two_shot", "scatter_allgather"]
 
 _EXCHANGE = Parameter("exchange", "bruck", "how the data is gathered", choices=("bruck", "ring"))
 
@@ -47,6 +47,21 @@ def allgather_reduce(n: int, root: int = 0, exchange: str = "bruck") -> Schedule
     away, rank = np.ogrid[1:n, :n]
     b.send(step, rank, (rank + away) % n, rank, 0, reduce=True, src_buffer="scratch")
     return b.build()
+
+
+@algorithm(
+    "two_shot",
+    "reduce",
+    summary="direct reduce_scatter, then linear gather",
+    reference=references.CHAN,
+    cost="2 a + 2(n-1)/n Mb",
+    steps=lambda n: 2,
+    volume=lambda n: 2 * (n - 1) / n,
+    transfers=lambda n: n * n,
+)
+def reduce_two_shot(n: int, root: int = 0) -> Schedule:
+    """Reduce whose work is shared by all ranks."""
+    return (direct.reduce_scatter(n) >> linear.gather(n)).with_root(root)
 
 
 @algorithm(

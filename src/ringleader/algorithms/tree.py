@@ -91,7 +91,7 @@ def barrier(n: int, root: int = 0) -> Schedule:
     cost="L a + (n-1)/n Mb",
     steps=depth,
     volume=lambda n: (n - 1) / n,
-    transfers=lambda n: n,
+    transfers=lambda n: 2 * n,
 )
 def gather(n: int, root: int = 0) -> Schedule:
     """Binomial-tree gather."""
@@ -109,7 +109,7 @@ def gather(n: int, root: int = 0) -> Schedule:
     cost="L a + (n-1)/n Mb",
     steps=depth,
     volume=lambda n: (n - 1) / n,
-    transfers=lambda n: n,
+    transfers=lambda n: 2 * n,
 )
 def scatter(n: int, root: int = 0) -> Schedule:
     """Binomial-tree scatter: the mirror image of the gather."""
@@ -141,9 +141,9 @@ def _in_order_tree(n: int) -> tuple[Indices, Indices, Indices]:
     "all_reduce",
     summary="two trees with half the data each; a rank that is inside one is a leaf of the other",
     reference=references.SANDERS,
-    cost="(2L+k-1) a + about (2L+k-1)/k · 3/2 Mb",
+    cost="(2L+k-1) a + at most (2+(2L-2)/k) Mb",
     steps=lambda n, segments: 2 * (depth(n) - n % 2) + segments - 1,
-    volume=lambda n, segments: 1.5 * (2 * (depth(n) - n % 2) + segments - 1) / segments,
+    volume=lambda n, segments: 2 + 2 * (depth(n) - n % 2 - 1) / segments,
     transfers=lambda n, segments: 4 * (n - 1) * segments,
     parameters=(SEGMENTS,),
     aliases=("tree",),
