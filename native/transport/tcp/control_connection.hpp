@@ -1,0 +1,58 @@
+// The control connection to one peer: tells of aborts and of leaving, and its end tells that the peer died.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "core/types.hpp"
+
+namespace ringleader {
+
+// Thread-safe. Nothing blocks: what the socket does not take at once is sent by later poll() calls.
+class ControlConnection {
+ public:
+  struct Event {
+    enum class Type : std::uint8_t { none, abort, goodbye, lost };
+    Type type = Type::none;
+    ErrorKind kind = ErrorKind::aborted;  // abort: its kind
+    Rank rank = -1;                       // abort: who caused it, -1 unknown; as the peer says, not range-checked
+    std::string reason;                   // abort: why; lost: what happened to the connection
+  };
+
+  // Bytes of an abort's reason that travel; longer ones are cut.
+  static constexpr std::size_t kMaxReason = 4096;
+
+  // Takes over `fd`, a connected, authenticated stream socket.
+  ControlConnection(int fd, Rank peer, std::string peer_name);
+  ~ControlConnection();
+  ControlConnection(const ControlConnection&) = delete;
+  ControlConnection& operator=(const ControlConnection&) = delete;
+
+  // Only the first abort and the first goodbye are sent.
+  void send_abort(ErrorKind kind, Rank cause, const std::string& reason);
+  void send_goodbye();
+
+  // The next thing the peer told, if any: call until `none` before sleeping. `lost` comes once, after everything the peer
+  // sent before; not after its goodbye, when closing is no news.
+  Event poll();
+
+  // For sleeping; -1 once the connection has ended.
+  int poll_fd() const;
+  short poll_events() const;
+  void close();
+
+ private:
+  void flush();
+  void send_frame(std::uint8_t type, ErrorKind kind, Rank cause, const std::string& reason);
+  bool parse(Event& event);
+  Event end(const std::string& reason);
+
+  mutable std::mutex mutex_;
+  int fd_;
+  Rank peer_;
+  std::string peer_name_;
+  bool abort_sent_ = false, goodbye_sent_ = false, goodbye_seen_ = false;
+  std::string in_, out_;  // not yet parsed; not yet taken by the socket (at most one abort and one goodbye)
+};
+
+}  // namespace ringleader

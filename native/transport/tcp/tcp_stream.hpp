@@ -1,0 +1,29 @@
+// A ByteStream over one connected TCP socket.
+#pragma once
+
+#include <string>
+
+#include "core/types.hpp"
+#include "transport/stream.hpp"
+
+namespace ringleader {
+
+class TcpStream final : public ByteStream {
+ public:
+  // Takes over `fd`, a connected, authenticated stream socket.
+  TcpStream(int fd, Rank peer, std::string peer_name);
+  ~TcpStream() override;
+  TcpStream(const TcpStream&) = delete;
+  TcpStream& operator=(const TcpStream&) = delete;
+
+  std::size_t write(const void* data, std::size_t bytes) override;
+  std::size_t read(void* data, std::size_t bytes) override;
+  int poll_fd() const override { return fd_; }
+
+ private:
+  int fd_;
+  Rank peer_;
+  std::string peer_name_;
+};
+
+}  // namespace ringleader
