@@ -82,8 +82,8 @@ const char* name(Buffer buffer) {
 
 std::string chunk_text(Rank rank, Buffer buffer, std::int32_t chunk, std::int32_t count) {
   std::string text = "rank " + std::to_string(rank) + " " + name(buffer) + "[" + std::to_string(chunk);
-  if (count != 1) text += ":" + std::to_string(static_cast<std::int64_t>(chunk) + count);
-  return text + "]";
+  if (count != 1) text.append(":").append(std::to_string(static_cast<std::int64_t>(chunk) + count));
+  return text.append("]");
 }
 
 std::string transfer_text(std::size_t index, const Transfer& transfer) {
