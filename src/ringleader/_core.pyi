@@ -64,8 +64,10 @@ def reduce_into(
     op: int,
     final_n: int = 0,
     factor: float = 1.0,
+    raw: list[bool] | None = None,
 ) -> None:
-    """dst = fold(srcs), left to right. `final_n` > 0 with AVG divides by it. For tests and the reference executor."""
+    """dst = fold(srcs), left to right. `final_n` > 0 with AVG divides by it; PREMUL_SUM multiplies the sources marked `raw`
+    (None = all). For tests and the reference executor."""
 
 def kernel_isa() -> str:
     """'avx512', 'avx2', 'neon' or 'baseline': chosen at run time, lowered by RINGLEADER_ISA."""
@@ -82,11 +84,16 @@ def arena_alloc(nbytes: int, align: int = 64) -> int:
 def arena_free(ptr: int) -> None: ...
 def arena_used() -> int: ...
 def arena_contains(ptr: int, nbytes: int) -> bool: ...
+def usable_cores() -> int:
+    """Cores this process may use: the smaller of its affinity mask and its cgroup CPU quota, at least 1."""
+
 
 class PeerProcess:
     """Another process of this host: its mapped arena and the socket whose closing tells that it died.
 
-    Process-wide: the same identity gives the same object, so communicators share mappings. Keeps `live_fd` (owns it).
+    Process-wide: the same identity gives the same object, so communicators share mappings. Both descriptors are owned
+    from the call on, also when it raises (pass `socket.detach()`); `arena_fd` is closed at once. `live_fd` -1 = none,
+    `pid` 0 = unknown. Raises errors.invalid if the file's size or seals are not those of an arena.
     """
 
     def __init__(self, identity: bytes, arena_fd: int, arena_size: int, live_fd: int, pid: int) -> None: ...
@@ -129,11 +136,10 @@ class Communicator:
         algorithm: int,
         shape: tuple[int, ...] | None,
         factor: float = 1.0,
-        compare_count: bool = True,
     ) -> Plan:
         """Bind a lowered schedule. `count`: elements of the whole vector (all_reduce, broadcast, reduce) or per block.
-        dtype `bytes` moves any type; then count is in bytes. AVG divides by size. Raises errors.invalid."""
-    def barrier_plan(self, lowered: Lowered, algorithm: int) -> Plan: ...
+        dtype `bytes` moves any type; then count is in bytes. AVG divides by size. A barrier is planned with count 1,
+        dtype u8, op bor, and run on one byte. Raises errors.invalid."""
     def isend(self, ptr: int, nbytes: int, dst: int, tag: int, timeout: float = 0) -> Work: ...
     def irecv(self, ptr: int, nbytes: int, src: int, tag: int, timeout: float = 0) -> Work:
         """src -1 = any source. A longer message than `nbytes` is errors.mismatch."""

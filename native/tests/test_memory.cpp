@@ -1,0 +1,284 @@
+// The arena: reservation, release, alignment, errors, threads, forks.
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "memory/arena.hpp"
+#include "memory/cores.hpp"
+#include "test_memory_support.hpp"
+
+using namespace ringleader;
+using namespace ringleader::testing;
+
+namespace {
+
+constexpr std::size_t kMiB = 1 << 20;
+
+std::size_t file_bytes() {  // what the arena's file really holds
+  struct stat status{};
+  REQUIRE(::fstat(Arena::instance().fd(), &status) == 0);
+  return static_cast<std::size_t>(status.st_blocks) * 512;
+}
+
+bool all_zero(const void* memory, std::size_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(memory);
+  return std::all_of(at, at + bytes, [](unsigned char byte) { return byte == 0; });
+}
+
+ErrorKind kind_of(auto&& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.kind;
+  }
+  FAIL("expected an error");
+  return ErrorKind::internal;
+}
+
+}  // namespace
+
+TEST_CASE("arena memory is zero, aligned, reserved and inside") {
+  Arena& arena = Arena::instance();
+  const std::size_t before = arena.used();
+  struct Request {
+    std::size_t bytes, align;
+  };
+  std::vector<void*> blocks;
+  for (const auto& [bytes, align] : std::vector<Request>{
+           {0, 1}, {1, 1}, {64, 64}, {65, 8}, {1000, 512}, {64, 2048}, {4096, 64}, {4097, 64}, {100, 4096},
+           {5000, 65536}, {3 * kMiB + 1, 64}, {10, 2 * kMiB}}) {
+    void* block = arena.allocate(bytes, align);
+    CHECK(reinterpret_cast<std::uintptr_t>(block) % std::max<std::size_t>(align, 64) == 0);
+    CHECK(arena.contains(block, bytes));
+    CHECK(arena.base() + arena.offset_of(block) == block);
+    CHECK(all_zero(block, bytes));
+    std::memset(block, 0xa5, bytes);
+    blocks.push_back(block);
+  }
+  CHECK(arena.used() > before);
+  CHECK(file_bytes() == arena.used());
+  for (void* block : blocks) Arena::release(block);
+  CHECK(arena.used() == before);
+  CHECK(file_bytes() == before);
+}
+
+TEST_CASE("allocations do not overlap, small ones share a page") {
+  Arena& arena = Arena::instance();
+  const std::size_t before = arena.used();
+  std::vector<unsigned char*> blocks;
+  for (unsigned i = 0; i < 200; ++i) {
+    blocks.push_back(static_cast<unsigned char*>(arena.allocate(64 + i)));
+    std::memset(blocks.back(), static_cast<int>(i + 1), 64 + i);
+  }
+  for (unsigned i = 0; i < 200; ++i) {
+    CHECK(std::all_of(blocks[i], blocks[i] + 64 + i, [&](unsigned char byte) { return byte == i + 1; }));
+  }
+  CHECK(arena.used() - before <= 200 * 512 / 2);
+  for (unsigned i = 0; i < 200; ++i) Arena::release(blocks[(i * 77) % 200]);
+  CHECK(arena.used() == before);
+}
+
+TEST_CASE("recycled memory is zero again") {
+  Arena& arena = Arena::instance();
+  for (const std::size_t bytes : {std::size_t{64}, std::size_t{2000}, std::size_t{70000}, 5 * kMiB}) {
+    for (int round = 0; round < 3; ++round) {
+      void* block = arena.allocate(bytes);
+      CHECK(all_zero(block, bytes));
+      std::memset(block, 0xff, bytes);
+      Arena::release(block);
+    }
+  }
+}
+
+TEST_CASE("released memory goes back to the system, and neighbours merge") {
+  Arena& arena = Arena::instance();
+  const std::size_t before = file_bytes();
+  std::vector<void*> blocks;
+  for (int i = 0; i < 16; ++i) blocks.push_back(arena.allocate(kMiB));
+  CHECK(file_bytes() == before + 16 * kMiB);
+  const std::uint64_t first = arena.offset_of(*std::min_element(blocks.begin(), blocks.end()));
+  for (std::size_t i = 0; i < 16; i += 2) Arena::release(blocks[i]);
+  CHECK(file_bytes() == before + 8 * kMiB);
+  for (std::size_t i = 1; i < 16; i += 2) Arena::release(blocks[i]);
+  CHECK(file_bytes() == before);
+  void* whole = arena.allocate(16 * kMiB);  // fits where the sixteen were
+  CHECK(arena.offset_of(whole) <= (first + 2 * kMiB - 1) / (2 * kMiB) * 2 * kMiB);
+  Arena::release(whole);
+}
+
+TEST_CASE("twenty thousand allocations of varying size stay flat") {
+  Arena& arena = Arena::instance();
+  const std::size_t before = file_bytes();
+  std::mt19937 random(7);
+  std::vector<std::pair<unsigned char*, std::size_t>> live;
+  std::uint64_t farthest = 0;
+  std::size_t most = 0, bytes_live = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const std::size_t bytes = std::size_t{1} << (random() % 16);
+    const std::size_t size = bytes + random() % bytes;
+    auto* block = static_cast<unsigned char*>(arena.allocate(size));
+    block[0] = static_cast<unsigned char>(i);
+    block[size - 1] = static_cast<unsigned char>(i);
+    live.emplace_back(block, size);
+    bytes_live += size;
+    most = std::max(most, bytes_live);
+    farthest = std::max(farthest, arena.offset_of(block) + size);
+    if (live.size() > 100) {
+      const std::size_t pick = random() % live.size();
+      CHECK_MESSAGE(live[pick].first[0] == live[pick].first[live[pick].second - 1], "allocation ", i);
+      bytes_live -= live[pick].second;
+      Arena::release(live[pick].first);
+      live[pick] = live.back();
+      live.pop_back();
+    }
+  }
+  CHECK(farthest < before + 4 * most + 8 * kMiB);  // no creeping through the address space
+  for (const auto& [block, size] : live) Arena::release(block);
+  CHECK(file_bytes() == before);
+}
+
+TEST_CASE("a request beyond the free memory is a clean error") {
+  Arena& arena = Arena::instance();
+  const std::size_t before = arena.used();
+  const std::size_t wanted = memory_room().free;  // the margin is missing
+  REQUIRE(wanted < arena.size());
+  try {
+    (void)arena.allocate(wanted);
+    FAIL("expected an error");
+  } catch (const Error& error) {
+    CHECK(error.kind == ErrorKind::memory);
+    CHECK(std::string(error.what()).find(std::to_string(wanted)) != std::string::npos);
+    CHECK(std::string(error.what()).find("free are") != std::string::npos);
+  }
+  CHECK(arena.used() == before);
+  CHECK(file_bytes() == before);
+  CHECK(kind_of([&] { (void)arena.allocate(arena.size() + 1); }) == ErrorKind::memory);
+  CHECK(kind_of([&] { (void)arena.allocate(SIZE_MAX); }) == ErrorKind::memory);
+  void* block = arena.allocate(kMiB);  // and it works on
+  Arena::release(block);
+}
+
+TEST_CASE("misuse is refused") {
+  Arena& arena = Arena::instance();
+  CHECK(kind_of([&] { (void)arena.allocate(8, 3); }) == ErrorKind::invalid);
+  CHECK(kind_of([&] { (void)arena.allocate(8, 4 * kMiB); }) == ErrorKind::invalid);
+  int outside = 0;
+  CHECK(kind_of([&] { Arena::release(&outside); }) == ErrorKind::invalid);
+  for (const std::size_t bytes : {std::size_t{100}, std::size_t{100000}}) {
+    auto* block = static_cast<std::byte*>(arena.allocate(bytes));
+    CHECK(kind_of([&] { Arena::release(block + 64); }) == ErrorKind::invalid);
+    Arena::release(block);
+    CHECK(kind_of([&] { Arena::release(block); }) == ErrorKind::invalid);
+  }
+  Arena::release(nullptr);
+  CHECK_FALSE(arena.contains(&outside, 1));
+  CHECK_FALSE(arena.contains(arena.base(), arena.size() + 1));
+  CHECK(arena.contains(arena.base() + arena.size(), 0));
+  CHECK_FALSE(arena.contains(arena.base() + 1, SIZE_MAX));
+}
+
+TEST_CASE("threads allocate and release at once") {
+  const std::size_t before = file_bytes();
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t, &wrong] {
+      std::mt19937 random(static_cast<unsigned>(t));
+      std::vector<std::pair<unsigned char*, std::size_t>> live;
+      for (int i = 0; i < 1000; ++i) {
+        const std::size_t size = 1 + random() % (i % 4 == 0 ? 50000 : 3000);
+        auto* block = static_cast<unsigned char*>(Arena::instance().allocate(size));
+        std::memset(block, t + 1, size);
+        live.emplace_back(block, size);
+        if (live.size() < 20) continue;
+        const auto [old, bytes] = live.front();
+        wrong += std::any_of(old, old + bytes, [&](unsigned char byte) { return byte != t + 1; });
+        Arena::release(old);
+        live.erase(live.begin());
+      }
+      for (const auto& [block, size] : live) Arena::release(block);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(file_bytes() == before);
+}
+
+TEST_CASE("a forked child leaves the parent's arena alone and may have its own") {
+  Arena& arena = Arena::instance();
+  const std::uint64_t generation = fork_generation();
+  auto* large = static_cast<unsigned char*>(arena.allocate(3 * kMiB));
+  auto* small = static_cast<unsigned char*>(arena.allocate(100));
+  std::memset(large, 1, 3 * kMiB);
+  std::memset(small, 2, 100);
+  const std::size_t held = file_bytes();
+  const int child = exit_of(in_child([&] {
+    if (fork_generation() == generation || Arena::current() != nullptr || !arena.forked()) return false;
+    if (large[kMiB] != 1 || small[99] != 2) return false;  // still readable
+    Arena::release(large);  // as a garbage collector would
+    Arena::release(small);
+    if (kind_of([&] { (void)arena.allocate(10); }) != ErrorKind::forked) return false;
+    Arena& own = Arena::instance();
+    if (&own == &arena || own.identity() == arena.identity() || own.forked()) return false;
+    auto* block = static_cast<unsigned char*>(own.allocate(kMiB));
+    std::memset(block, 9, kMiB);
+    if (arena.contains(block, 1)) return false;
+    Arena::release(block);
+    Arena::release(large);
+    return own.used() == 0;
+  }));
+  CHECK(child == 0);
+  CHECK(fork_generation() == generation);
+  CHECK(file_bytes() == held);
+  CHECK(std::all_of(large, large + 3 * kMiB, [](unsigned char byte) { return byte == 1; }));
+  Arena::release(large);
+  Arena::release(small);
+}
+
+TEST_CASE("forking while other threads allocate leaves the child usable") {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&] {
+      while (!stop) Arena::release(Arena::instance().allocate(10000));
+    });
+  }
+  int failed = 0;
+  for (int i = 0; i < (kSanitized ? 5 : 30); ++i) {
+    failed += exit_of(in_child([] {
+      ::alarm(20);
+      void* block = Arena::instance().allocate(100);
+      Arena::release(block);
+      return true;
+    })) != 0;
+  }
+  stop = true;
+  for (auto& thread : threads) thread.join();
+  CHECK(failed == 0);
+}
+
+TEST_CASE("limits of the process make the arena smaller, not impossible") {
+  const std::size_t full = Arena::instance().size();
+  const auto limited = [&](int resource, std::size_t limit, std::size_t at_most) {
+    return exit_of(in_child([&] {
+      const rlimit wanted{limit, limit};
+      if (::setrlimit(static_cast<__rlimit_resource_t>(resource), &wanted) != 0) return false;
+      const Arena& arena = Arena::instance();
+      void* block = Arena::instance().allocate(kMiB);
+      std::memset(block, 1, kMiB);
+      return arena.size() <= at_most && arena.size() < full && arena.size() >= 16 * kMiB;
+    }));
+  };
+  CHECK(limited(RLIMIT_FSIZE, 256 * kMiB, 256 * kMiB) == 0);
+  if constexpr (!kSanitized) {  // sanitizers need their own address space
+    CHECK(limited(RLIMIT_AS, full + 2048 * kMiB, full) == 0);  // the child keeps the parent's mapping
+  }
+}

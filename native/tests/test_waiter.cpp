@@ -1,0 +1,198 @@
+// Waiting: no wake-up is lost, and waiting costs no processor time.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "memory/arena.hpp"
+#include "test_memory_support.hpp"
+#include "transport/shm/waiter.hpp"
+
+using namespace ringleader;
+using namespace ringleader::testing;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Block = ArenaPtr<ControlBlock>;
+Block make_block() { return Block(static_cast<ControlBlock*>(Arena::instance().allocate(sizeof(ControlBlock), 64))); }
+
+constexpr auto kForever = 20s;  // a lost wake-up would cost this
+constexpr WaitPolicy kSleepAtOnce{0, 0, true};
+constexpr WaitPolicy kDefault{};
+
+struct Outcome {
+  Clock::duration longest{};  // wait
+  std::uint64_t sleeps = 0;
+};
+
+// Waits `rounds` times for the peer to be as far and answers, at random offsets, so that every interleaving of announcing,
+// looking, ringing and sleeping comes up.
+Outcome ping_pong(ControlBlock& own, ControlBlock& peer, bool first, std::uint64_t rounds, const WaitPolicy& policy) {
+  std::mt19937 random(first ? 1 : 2);
+  Outcome outcome;
+  Waiter waiter(policy, &own);
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
+    const std::uint64_t awaited = first ? round - 1 : round;
+    const auto ready = [&] { return peer.progress.load(std::memory_order_acquire) >= awaited; };
+    const auto begin = Clock::now();
+    while (!ready()) waiter.idle(ready, {}, kForever);
+    waiter.progressed();
+    outcome.longest = std::max(outcome.longest, Clock::now() - begin);
+    for (std::uint32_t pauses = static_cast<std::uint32_t>(random()) % 64; pauses > 0; --pauses) cpu_relax();
+    if (random() % 4096 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+    own.progress.store(round, std::memory_order_release);
+    ring(peer);
+  }
+  outcome.sleeps = waiter.sleeps();
+  return outcome;
+}
+
+double cpu_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// The share of a core that waiting in vain for `span` costs.
+double cost_of_waiting(Clock::duration span, const WaitPolicy& policy, ControlBlock* own, std::span<pollfd> fds) {
+  Waiter waiter(policy, own);
+  const double before = cpu_seconds();
+  const auto until = Clock::now() + span;
+  while (!waiter.slow() || waiter.now() < until) waiter.idle([] { return false; }, fds, 1ms);
+  CHECK(waiter.sleeps() > 0);
+  return (cpu_seconds() - before) / std::chrono::duration<double>(span).count();
+}
+
+}  // namespace
+
+TEST_CASE("threads: no wake-up is lost when every wait sleeps") {
+  const Block a = make_block(), b = make_block();
+  const std::uint64_t rounds = kSanitized ? 10000 : 30000;
+  Outcome outcomes[2];
+  std::thread other([&] { outcomes[1] = ping_pong(*b, *a, false, rounds, kSleepAtOnce); });
+  outcomes[0] = ping_pong(*a, *b, true, rounds, kSleepAtOnce);
+  other.join();
+  CHECK(std::max(outcomes[0].longest, outcomes[1].longest) < kForever / 2);
+  CHECK(outcomes[0].sleeps + outcomes[1].sleeps > rounds / 4);
+  CHECK(a->sleeping.load() == 0);
+  CHECK(b->sleeping.load() == 0);
+}
+
+TEST_CASE("threads: no wake-up is lost with spinning and yielding") {
+  const Block a = make_block(), b = make_block();
+  const std::uint64_t rounds = kSanitized ? 20000 : 100000;
+  Outcome outcomes[2];
+  std::thread other([&] { outcomes[1] = ping_pong(*b, *a, false, rounds, kDefault); });
+  outcomes[0] = ping_pong(*a, *b, true, rounds, kDefault);
+  other.join();
+  CHECK(std::max(outcomes[0].longest, outcomes[1].longest) < kForever / 2);
+}
+
+TEST_CASE("processes: no wake-up is lost, sleeping at once or not") {
+  const Block a = make_block(), b = make_block(), c = make_block(), d = make_block();
+  const std::uint64_t rounds = kSanitized ? 50000 : 300000;
+  const pid_t child = in_child([&] {
+    ::alarm(100);
+    const auto slept = ping_pong(*b, *a, false, rounds / 10, kSleepAtOnce);
+    const auto spun = ping_pong(*d, *c, false, rounds, kDefault);
+    return std::max(slept.longest, spun.longest) < kForever / 2;
+  });
+  const auto slept = ping_pong(*a, *b, true, rounds / 10, kSleepAtOnce);
+  CHECK(slept.longest < kForever / 2);
+  CHECK(slept.sleeps > 0);
+  CHECK(ping_pong(*c, *d, true, rounds, kDefault).longest < kForever / 2);
+  CHECK(exit_of(child) == 0);
+}
+
+TEST_CASE("several threads of one owner may sleep on its doorbell") {
+  const Block own = make_block();
+  std::atomic<std::uint64_t> value{0};
+  std::vector<std::thread> sleepers;
+  std::atomic<int> late{0};
+  for (int t = 0; t < 3; ++t) {
+    sleepers.emplace_back([&] {
+      Waiter waiter(kSleepAtOnce, own.get());
+      for (std::uint64_t wanted = 1; wanted <= 500; ++wanted) {
+        const auto ready = [&] { return value.load(std::memory_order_acquire) >= wanted; };
+        const auto begin = Clock::now();
+        while (!ready()) waiter.idle(ready, {}, kForever);
+        waiter.progressed();
+        late += Clock::now() - begin > kForever / 2;
+      }
+    });
+  }
+  for (int i = 0; i < 500; ++i) {
+    std::this_thread::sleep_for(100us);
+    value.fetch_add(1, std::memory_order_release);
+    ring(*own);
+  }
+  for (auto& sleeper : sleepers) sleeper.join();
+  CHECK(late == 0);
+  CHECK(own->sleeping.load() == 0);
+}
+
+TEST_CASE("a long wait costs under five percent of a core") {
+  const Block own = make_block();
+  SocketPair pair;
+  pollfd quiet[1] = {{pair.fd[0], POLLIN, 0}};
+  CHECK(cost_of_waiting(2s, kDefault, own.get(), {}) < 0.05);
+  CHECK(cost_of_waiting(1s, kDefault, own.get(), quiet) < 0.05);
+  CHECK(cost_of_waiting(1s, WaitPolicy{0, 500, true}, nullptr, quiet) < 0.05);
+  // A descriptor that is ready though nothing comes of it.
+  SocketPair hung;
+  hung.drop(1);
+  pollfd ready[1] = {{hung.fd[0], 0, 0}};
+  CHECK(cost_of_waiting(1s, kDefault, own.get(), ready) < 0.05);
+  CHECK(cost_of_waiting(1s, kDefault, nullptr, ready) < 0.05);
+}
+
+TEST_CASE("a readable descriptor ends a sleep") {
+  const Block own = make_block();
+  SocketPair pair;
+  for (ControlBlock* block : {own.get(), static_cast<ControlBlock*>(nullptr)}) {
+    pollfd fds[1] = {{pair.fd[0], POLLIN, 0}};
+    std::thread writer([&] {
+      std::this_thread::sleep_for(30ms);
+      CHECK(::write(pair.fd[1], "x", 1) == 1);
+    });
+    Waiter waiter(kDefault, block);
+    const auto begin = Clock::now();
+    while ((fds[0].revents & POLLIN) == 0) waiter.idle([] { return false; }, fds, kForever);
+    CHECK(Clock::now() - begin < kForever / 2);
+    CHECK(waiter.sleeps() > 0);
+    writer.join();
+    char byte = 0;
+    CHECK(::read(pair.fd[0], &byte, 1) == 1);
+  }
+}
+
+TEST_CASE("slow() rises with waiting and falls with progress; ready() stops a sleep") {
+  const Block own = make_block();
+  Waiter waiter(WaitPolicy{50, 100, false}, own.get());
+  waiter.idle([] { return false; }, {}, 1ms);
+  CHECK_FALSE(waiter.slow());
+  while (waiter.sleeps() == 0) waiter.idle([] { return false; }, {}, 1ms);
+  CHECK(waiter.slow());
+  const auto asked = waiter.sleeps();
+  waiter.idle([&] {
+    CHECK(own->sleeping.load() == 1);  // announced before looking
+    return true;
+  }, {}, kForever);
+  CHECK(waiter.sleeps() == asked);
+  waiter.progressed();
+  CHECK_FALSE(waiter.slow());
+  waiter.idle([] { return false; }, {}, 1ms);
+  CHECK(waiter.sleeps() == asked);
+  CHECK_THROWS(([&] {
+    for (;;) waiter.idle([]() -> bool { throw 1; }, {}, 1ms);
+  }()));
+  CHECK(own->sleeping.load() == 0);
+}
