@@ -217,7 +217,7 @@ class Replay:
         starts = np.flatnonzero(np.diff(place, prepend=-1))
         sizes = np.diff(starts, append=len(place))
         result, total = rows[starts], _at(counts, starts)
-        for k in range(1, int(sizes.max())):
+        for k in range(1, int(sizes.max(initial=1))):
             longer = np.flatnonzero(sizes > k)
             at = starts[longer] + k
             result[longer], part = self._combine(result[longer], _at(total, longer), rows[at], _at(counts, at))

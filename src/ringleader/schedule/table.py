@@ -288,6 +288,16 @@ class Builder:
         self._parts: list[NDArray[np.void]] = []
         self._rows: list[tuple[int, ...]] = []  # single transfers that are not in _parts yet
 
+    @property
+    def n(self) -> int:
+        """Number of ranks."""
+        return self._empty.n
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the data."""
+        return self._empty.chunks
+
     def send(
         self,
         step: ArrayLike,
