@@ -1,6 +1,7 @@
 """Schedules: collective algorithms as plain data. See docs/schedule.md."""
 
 from ringleader.schedule.lower import lower
+from ringleader.schedule.serialize import from_dict, from_json, to_dict, to_json
 from ringleader.schedule.spec import check_spec
 from ringleader.schedule.table import Builder, Schedule, describe_transfer
 from ringleader.schedule.types import TRANSFER_DTYPE, Buffer, Collective
@@ -15,6 +16,10 @@ __all__ = [
     "Schedule",
     "check_spec",
     "describe_transfer",
+    "from_dict",
+    "from_json",
     "lower",
+    "to_dict",
+    "to_json",
     "verify",
 ]

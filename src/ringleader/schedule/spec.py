@@ -114,18 +114,6 @@ def _barrier_has_one_chunk(schedule: Schedule) -> Finding | None:
 
 
 @_rule
-def _bounded(schedule: Schedule) -> Finding | None:
-    """A schedule moves at most 2^27 chunks, and its ranks hold at most as many."""
-    moves = int(schedule.table["count"].clip(0).sum(dtype=np.int64))
-    held = schedule.n * (3 * schedule.chunks if schedule.collective is Collective.ALL_TO_ALL else schedule.chunks)
-    held += schedule.n * schedule.scratch_chunks
-    for what, value in (("moves", moves), ("holds", held)):
-        if value > MAX_MOVES:
-            return Finding(None, f"it {what} {value} chunks")
-    return None
-
-
-@_rule
 def _steps_from_zero(schedule: Schedule) -> Finding | None:
     """Steps are numbered from 0."""
     return _range(schedule, "step", 0, np.iinfo(np.int32).max)
@@ -183,6 +171,18 @@ def _chunks_exist(schedule: Schedule) -> Finding | None:
             last = int(first[index]) + int(table["count"][index]) - 1
             span = f"{first[index]}" if last == first[index] else f"{first[index]} to {last}"
             return Finding(index, f"{end}_chunk is {span}; expected 0 to {schedule.chunks - 1}")
+    return None
+
+
+@_rule
+def _bounded(schedule: Schedule) -> Finding | None:
+    """A schedule moves at most 2^27 chunks, and its ranks hold at most as many."""
+    moves = int(schedule.table["count"].clip(0).sum(dtype=np.int64))
+    held = schedule.n * (3 * schedule.chunks if schedule.collective is Collective.ALL_TO_ALL else schedule.chunks)
+    held += schedule.n * schedule.scratch_chunks
+    for what, value in (("moves", moves), ("holds", held)):
+        if value > MAX_MOVES:
+            return Finding(None, f"it {what} {value} chunks")
     return None
 
 
