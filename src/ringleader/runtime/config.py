@@ -7,7 +7,6 @@ Names follow NCCL's where the meaning is the same.
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import logging
 import math
 import os
@@ -359,14 +358,9 @@ def setup_logging(config: Config) -> None:
     root.addHandler(_handler)
     root.setLevel(_LEVELS[config.debug])
     root.propagate = False
-    root.log(_LEVELS[config.debug], "Ringleader %s", _version())
+    from ringleader import __version__  # not at the top: the package imports this module
 
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("ringleader")
-    except importlib.metadata.PackageNotFoundError:
-        return "(run from its sources)"
+    root.log(_LEVELS[config.debug], "Ringleader %s", __version__)
 
 
 def _handler_owns_stream(handler: logging.Handler) -> bool:

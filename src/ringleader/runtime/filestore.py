@@ -110,8 +110,8 @@ class FileStore:
         except OSError as error:
             shutil.rmtree(building, ignore_errors=True)
             raise RendezvousError(
-                f"cannot create {self.path} for job {job_id!r} ({error.strerror}): it is in use by a live job of the same "
-                "name or belongs to another user; set RINGLEADER_JOB_ID to another name"
+                f"cannot create {self.path} for job {job_id!r} ({error.strerror}): it is in use by a live job of the "
+                "same name or belongs to another user; set RINGLEADER_JOB_ID to another name"
             ) from error
 
     def _join(self, job_id: str, timeout: float) -> None:

@@ -12,7 +12,7 @@ and the version, so no message can be replayed, reflected or moved to another co
 stranger who connects learns a nonce and nothing else.
 
 The protocol is written once, as generators that yield what to do next: bytes to send, or how many to receive.
-`Conversation` runs one on a non-blocking socket, so a selector can drive many at once and a slow stranger delays nobody.
+`Conversation` runs one on a non-blocking socket, so one selector can drive many and a slow stranger delays nobody.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """Key-value stores through which ranks find each other: the interface, helpers, and the adapter for torch's stores.
 
-The project's own stores are in `tcpstore.py` (a server, authenticated) and `filestore.py` (one host, no address needed).
+The project's own stores are in `tcpstore.py` (authenticated) and `filestore.py` (one host, no address needed).
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ringleader.errors import CollectiveTimeout, RendezvousError
 
-__all__ = ["PrefixStore", "Store", "TorchStore", "backoff", "ranks_text", "wait_for_ranks"]
+__all__ = ["LocalStore", "PrefixStore", "Store", "TorchStore", "backoff", "ranks_text", "wait_for_ranks"]
 
 
 class Store(Protocol):
@@ -113,11 +114,47 @@ def wait_for_ranks(
         noun = "rank" if len(missing) == 1 else "ranks"
         have = f"(have: {ranks_text(sorted(found))})" if found else "(have: none)"
         raise CollectiveTimeout(
-            f"{noun} {ranks_text(missing)} did not arrive at {what} within {timeout:.1f} s {have}; is it still running? "
-            "RINGLEADER_STORE_TIMEOUT (or `timeout=`) sets the limit",
+            f"{noun} {ranks_text(missing)} did not arrive at {what} within {timeout:.1f} s {have}; "
+            "is it still running? RINGLEADER_STORE_TIMEOUT (or `timeout=`) sets the limit",
             missing,
         )
     return found
+
+
+class LocalStore:
+    """A store within one process, for ranks that are threads and for jobs of one rank."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: bytes) -> None:
+        """See `Store`."""
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """See `Store`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout):
+                raise CollectiveTimeout(f"key {key!r} was not set within {timeout:.1f} s")
+            return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """See `Store`."""
+        with self._changed:
+            value = int(self._values.get(key, b"0")) + amount
+            self.set(key, str(value).encode())
+            return value
+
+    def delete(self, key: str) -> None:
+        """See `Store`."""
+        with self._changed:
+            self._values.pop(key, None)
+
+    def close(self) -> None:
+        """See `Store`."""
 
 
 class PrefixStore:
@@ -150,8 +187,8 @@ class PrefixStore:
 class TorchStore:
     """Any `torch.distributed.Store` as a `Store`. The torch store stays the caller's.
 
-    torch's own blocking `get` sleeps in C++, deaf to Ctrl-C, for the store's own time limit; so this polls with `check`,
-    which never waits.
+    torch's own blocking `get` sleeps in C++, deaf to Ctrl-C, for the store's own time limit; so this polls with
+    `check`, which never waits.
     """
 
     def __init__(self, store: Any, prefix: str = "ringleader") -> None:

@@ -1,0 +1,381 @@
+"""Forms a group: from a store that all ranks can reach to connected descriptors in the native core.
+
+Three rounds through the store (`meeting.py`):
+
+1. cards: who am I - host, process, what I may use. All ranks compute the same layout from the same cards.
+2. ends: where I listen (only where a connection is really needed) and my control block.
+   Then connections are made and authenticated, the higher rank to the lower.
+3. ready: nobody returns before all are connected, so a group is formed on all ranks or on none.
+
+A rank that fails says so in the store, and all others raise its reason instead of waiting for their limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ringleader.errors import InvalidArgument, RendezvousError, RingleaderError
+from ringleader.runtime import processes
+from ringleader.runtime.addresses import Address, Selection, check_interface_choice, host_id, network_id, select
+from ringleader.runtime.config import Config, logger
+from ringleader.runtime.environment import format_hostport
+from ringleader.runtime.handshake import Purpose
+from ringleader.runtime.job import Job, open_job
+from ringleader.runtime.links import Key, Target, establish
+from ringleader.runtime.meeting import Meeting, Reported
+from ringleader.runtime.store import Store
+
+if TYPE_CHECKING:
+    from ringleader import _core
+
+__all__ = ["Card", "Connected", "Job", "connect_group", "node_ids", "open_job"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a rank tells of itself in the first round."""
+
+    rank: int
+    hostname: str
+    pid: int
+    host: str
+    network: str
+    shm: bool
+    transport: str
+    channels: int
+    identity: str
+    known: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"rank {self.rank} (host {self.hostname}, pid {self.pid})"
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where a rank can be reached, told in the second round."""
+
+    control_offset: int
+    unix: str | None = None
+    tcp: tuple[tuple[str, int, int], ...] = ()  # address, scope (0 or 1: link-local), port
+    interface: str | None = None
+
+
+@dataclass
+class Connected:
+    """A group that was formed; `core` is connected."""
+
+    core: _core.Communicator
+    rank: int
+    size: int
+    nodes: list[int]
+    names: list[str]
+    hostnames: list[str]
+    channels: int
+    interface: Selection | None = None
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """Ranks that share memory with this one, itself included."""
+        return [r for r in range(self.size) if self.nodes[r] == self.nodes[self.rank]]
+
+
+def node_ids(cards: Sequence[Card]) -> list[int]:
+    """Node number of each rank: equal means shared memory. A function of the cards alone, so all ranks agree."""
+    numbers: dict[object, int] = {}
+    keys = [card.host if card.shm else card.rank for card in cards]
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def connect_group(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    group_id: str,
+    secret: bytes,
+    config: Config,
+    timeout: float,
+    native_comm_factory: Callable[[int], _core.Communicator],
+    route_to: str | None = None,
+) -> Connected:
+    """Form a group of `size` ranks; every member calls it with the same `group_id`.
+
+    Parameters
+    ----------
+    store
+        Reached by all members.
+    group_id
+        Names this group in the store; never used twice in one store.
+    secret
+        At least 16 bytes, equal on all members.
+    timeout
+        Seconds for everything.
+    native_comm_factory
+        Called once with the number of ranks on this rank's node; makes the unconnected native communicator.
+    route_to
+        Name or address of the master host: the interface that routes to it is used.
+
+    Raises
+    ------
+    CollectiveTimeout
+        Naming the ranks that did not arrive.
+    RendezvousError, InvalidArgument, OutOfMemory
+        On all ranks if one of them cannot take part; the message tells why.
+    """
+    meeting = Meeting(store, group_id, rank, size, timeout)
+    with contextlib.ExitStack() as undo:
+        try:
+            connected = _form(meeting, secret, config, native_comm_factory, route_to, undo)
+        except Reported as reported:
+            raise reported.error from None
+        except BaseException as error:
+            clear = _clear(error, rank)
+            if size > 1:
+                meeting.report(clear)
+            if clear is error:
+                raise
+            raise clear from error
+        undo.pop_all()
+    return connected
+
+
+def _clear(error: BaseException, rank: int) -> BaseException:
+    """An operating system's error, told as one of ours."""
+    if not isinstance(error, OSError) or isinstance(error, RingleaderError):
+        return error
+    remedy = "; raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+    return RendezvousError(f"rank {rank} failed while the group was formed: {error}{remedy}", (rank,))
+
+
+def _form(
+    meeting: Meeting,
+    secret: bytes,
+    config: Config,
+    native_comm_factory: Callable[[int], _core.Communicator],
+    route_to: str | None,
+    undo: contextlib.ExitStack,
+) -> Connected:
+    rank, size = meeting.rank, meeting.size
+    cards = [_read_card(raw) for raw in meeting.gather("cards", asdict(_my_card(rank, config)))]
+    nodes = node_ids(cards)
+    if len(set(nodes)) > 1 and any(card.transport == "shm" for card in cards):
+        raise InvalidArgument(
+            "RINGLEADER_TRANSPORT=shm, but not all ranks can share memory: "
+            f"{'; '.join(f'{c.name} on node {n}' for c, n in zip(cards, nodes, strict=True))}"
+        )
+    plan = _Plan(cards, nodes, rank)
+    native = native_comm_factory(nodes.count(nodes[rank]))
+    undo.callback(native.close, 0.0)
+    with contextlib.ExitStack() as listening:
+        unix, tcp, selection = _listen(plan, config, route_to, listening)
+        mine = _End(
+            native.control_offset(),
+            unix.getsockname()[1:].decode() if unix is not None else None,
+            tuple((a.ip, int(a.scope != 0), sock.getsockname()[1]) for a, sock in tcp),
+            selection.interface if selection is not None else None,
+        )
+        ends = [_read_end(raw) for raw in meeting.gather("ends", asdict(mine))]
+        _connect_processes(plan, ends, unix, secret, meeting)
+        sockets = _connect_network(plan, ends, [sock for _, sock in tcp], selection, secret, meeting, undo)
+    peers = [
+        processes.wait_for_process(bytes.fromhex(card.identity), meeting.left, meeting.check)
+        if nodes[card.rank] == nodes[rank]
+        else None
+        for card in cards
+    ]
+    names = [card.name for card in cards]
+    descriptors = [[sock.detach() for sock in row] for row in sockets]  # the native core owns them from here on
+    native.connect(nodes, peers, [end.control_offset for end in ends], descriptors, names)
+    meeting.gather("ready", {})
+    meeting.finish()
+    logger("INIT").info(
+        "group %r: rank %d of %d, node %d with ranks on %d node(s)",
+        meeting.group,
+        rank,
+        size,
+        nodes[rank],
+        len(set(nodes)),
+    )
+    return Connected(native, rank, size, nodes, names, [c.hostname for c in cards], plan.channels, selection)
+
+
+def _my_card(rank: int, config: Config) -> Card:
+    check_interface_choice(config)
+    return Card(
+        rank=rank,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        host=host_id(),
+        network=network_id(),
+        shm=config.use_shm,
+        transport=config.transport,
+        channels=config.channels,
+        identity=processes.my_identity().hex(),
+        known=tuple(identity.hex() for identity in processes.known_processes()) if config.use_shm else (),
+    )
+
+
+def _read_card(raw: dict[str, Any]) -> Card:
+    return Card(**{**raw, "known": tuple(raw["known"])})
+
+
+def _read_end(raw: dict[str, Any]) -> _End:
+    return _End(**{**raw, "tcp": tuple((ip, scope, port) for ip, scope, port in raw["tcp"])})
+
+
+@dataclass
+class _Plan:
+    """Which connections this rank needs; a function of the cards, so both ends of each agree."""
+
+    cards: list[Card]
+    nodes: list[int]
+    rank: int
+    # Processes of this node with which a Unix socket must be made: identity -> rank that speaks for the process.
+    processes: dict[str, int] = field(default_factory=dict)
+    remote: list[int] = field(default_factory=list)
+    channels: int = 1
+
+    def __post_init__(self) -> None:
+        self.channels = min(card.channels for card in self.cards)
+        self.remote = [r for r in range(len(self.cards)) if self.nodes[r] != self.nodes[self.rank]]
+        # Ranks that are threads of one process share its socket: the lowest speaks for it.
+        speakers: dict[str, Card] = {}
+        for card in self.cards:
+            if self.nodes[card.rank] == self.nodes[self.rank]:
+                speakers.setdefault(card.identity, card)
+        me = speakers[self.cards[self.rank].identity]
+        if me.rank != self.rank:
+            return
+        for card in speakers.values():
+            # Both sides must still hold the old connection, else both make a new one.
+            met = card.identity in me.known and me.identity in card.known
+            if card is not me and not met:
+                self.processes[card.identity] = card.rank
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether loopback does not reach everybody."""
+        return len({card.network for card in self.cards}) > 1
+
+    def network_keys(self, peer: int) -> list[Key]:
+        """Connections with a rank of another node, in the order in which the native core takes them."""
+        data = [Key(peer, Purpose.DATA, index) for index in range(self.channels)]
+        return [Key(peer, Purpose.CONTROL), Key(peer, Purpose.P2P), *data]
+
+
+def _listen(
+    plan: _Plan, config: Config, route_to: str | None, stack: contextlib.ExitStack
+) -> tuple[socket.socket | None, list[tuple[Address, socket.socket]], Selection | None]:
+    """Bind before anything is published: a free port found now and bound later could be taken in between."""
+    backlog = min(4096, 128 + len(plan.cards) * (2 + plan.channels))
+    unix = None
+    if any(peer > plan.rank for peer in plan.processes.values()):
+        unix = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        unix.bind(f"\0ringleader-{secrets.token_hex(16)}")
+        unix.listen(backlog)
+        unix.setblocking(False)
+    if not plan.remote:
+        return unix, [], None
+    selection = select(config, route_to, plan.several_hosts)
+    logger("NET").info("%s uses %s: %s", plan.cards[plan.rank].name, selection, selection.why)
+    tcp = []
+    for address in selection.addresses:
+        sock = stack.enter_context(socket.socket(address.family, socket.SOCK_STREAM))
+        sock.bind(address.sockaddr(0))
+        sock.listen(backlog)
+        sock.setblocking(False)
+        tcp.append((address, sock))
+    return unix, tcp, selection
+
+
+def _connect_processes(
+    plan: _Plan, ends: Sequence[_End], unix: socket.socket | None, secret: bytes, meeting: Meeting
+) -> None:
+    """Meet the processes of this host that are not known yet."""
+    if not plan.processes:
+        return
+    connect = {}
+    for peer in plan.processes.values():
+        if peer < plan.rank:
+            name = ends[peer].unix
+            assert name is not None
+            connect[Key(peer, Purpose.SHM)] = [Target(socket.AF_UNIX, "\0" + name, f"@{name}")]
+    socks = establish(
+        [unix] if unix is not None else [],
+        {Key(peer, Purpose.SHM) for peer in plan.processes.values() if peer > plan.rank},
+        connect,
+        secret=secret, group=meeting.group, rank=plan.rank, timeout=meeting.left, check=meeting.check,
+        advice="if these processes cannot share memory (separate containers), set RINGLEADER_SHM_DISABLE=1",
+    )  # fmt: skip
+    by_identity = {bytes.fromhex(plan.cards[key.rank].identity): sock for key, sock in socks.items()}
+    processes.exchange_arenas(by_identity, meeting.left)
+
+
+def _connect_network(
+    plan: _Plan,
+    ends: Sequence[_End],
+    listeners: Sequence[socket.socket],
+    selection: Selection | None,
+    secret: bytes,
+    meeting: Meeting,
+    undo: contextlib.ExitStack,
+) -> list[list[socket.socket]]:
+    """Per rank its connected sockets, none for those of this node. `undo` closes them until they are detached."""
+    rows: list[list[socket.socket]] = [[] for _ in plan.cards]
+    if not plan.remote:
+        return rows
+    assert selection is not None
+    lower = [peer for peer in plan.remote if peer < plan.rank]
+    connect = {
+        key: t for peer in lower for t in [_targets(plan, ends, peer, selection)] for key in plan.network_keys(peer)
+    }
+    accept = {key for peer in plan.remote if peer > plan.rank for key in plan.network_keys(peer)}
+    socks = establish(
+        listeners, accept, connect,
+        secret=secret, group=meeting.group, rank=plan.rank, timeout=meeting.left, check=meeting.check,
+        advice=f"this rank listens at {selection}; RINGLEADER_SOCKET_IFNAME chooses another interface",
+    )  # fmt: skip
+    for sock in socks.values():
+        undo.callback(sock.close)
+        _tune(sock)
+    for peer in plan.remote:
+        rows[peer] = [socks[key] for key in plan.network_keys(peer)]
+    return rows
+
+
+def _targets(plan: _Plan, ends: Sequence[_End], peer: int, selection: Selection) -> list[Target]:
+    """Where to try to reach a peer: its addresses of a family that this rank has as well, in its order."""
+    own = {a.family for a in selection.addresses}
+    scope = next((a.scope for a in selection.addresses if a.scope), 0)
+    targets = []
+    for ip, link_local, port in ends[peer].tcp:
+        # A link-local address is valid on the link between the two hosts, which here has this rank's number.
+        address = Address(ip, scope if link_local else 0)
+        if address.family in own and (not link_local or scope):
+            targets.append(Target(address.family, address.sockaddr(port), format_hostport(ip, port)))
+    if not targets:
+        theirs = ", ".join(ip for ip, _, _ in ends[peer].tcp)
+        raise RendezvousError(
+            f"{plan.cards[plan.rank].name} and {plan.cards[peer].name} have no address family in common: {selection} "
+            f"against {ends[peer].interface} ({theirs}); RINGLEADER_SOCKET_IFNAME and RINGLEADER_SOCKET_FAMILY choose",
+            (plan.rank, peer),
+        )
+    return targets
+
+
+def _tune(sock: socket.socket) -> None:
+    """No delay for small messages; notice within half a minute that a host has vanished without a word."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)

@@ -1,0 +1,257 @@
+"""Opens the job: from the environment to a store that all ranks share and the job's secret."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import ipaddress
+import secrets
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from ringleader.errors import CollectiveTimeout, InvalidArgument, RendezvousError
+from ringleader.runtime.addresses import listen_addresses
+from ringleader.runtime.config import Config, logger, setup_logging
+from ringleader.runtime.environment import Launch, detect
+from ringleader.runtime.filestore import FileStore
+from ringleader.runtime.store import LocalStore, PrefixStore, Store, TorchStore
+from ringleader.runtime.storeserver import TcpStoreServer
+from ringleader.runtime.tcpstore import TcpStoreClient
+
+__all__ = ["Job", "job_secret", "open_job"]
+
+_GIVEN, _MADE = b"given", b"made:"
+
+
+@dataclass
+class Job:
+    """What a process needs to form groups with the others of its job. Closed when its last user releases it."""
+
+    launch: Launch
+    config: Config
+    store: Store
+    secret: bytes = field(repr=False)
+    _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
+    _users: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        return self.launch.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.launch.size
+
+    @property
+    def route_to(self) -> str | None:
+        """The master's name or address: the interface that routes to it is used."""
+        return self.launch.master_addr
+
+    def acquire(self) -> None:
+        """Count a user, a communicator that needs the store."""
+        with self._lock:
+            self._users += 1
+
+    def release(self) -> None:
+        """Take back one `acquire`; after the last one the job is closed."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.close()
+
+    def close(self) -> None:
+        """Give the store back, and stop serving it. Idempotent."""
+        self._closing.close()
+
+
+def open_job(
+    rank: int | None = None,
+    size: int | None = None,
+    *,
+    address: str | None = None,
+    store: Any = None,
+    secret: str | bytes | None = None,
+    config: Config | None = None,
+    timeout: float | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """Find out who this process is, reach the store, and agree on the secret.
+
+    Parameters
+    ----------
+    rank, size, address
+        Explicit place in the job and meeting point, see `environment.detect`.
+    store
+        A `Store` or a `torch.distributed.Store` to use instead; stays the caller's.
+    secret
+        Secret of the job, at least 16 bytes; default RINGLEADER_SECRET, else rank 0 makes one (see job_secret).
+    timeout
+        Seconds until all must be there; default RINGLEADER_STORE_TIMEOUT.
+
+    Raises
+    ------
+    InvalidArgument
+        For contradictory or incomplete information.
+    RendezvousError, CollectiveTimeout
+        If the store cannot be reached or served, or rank 0 does not come.
+    """
+    config = config if config is not None else Config.from_environment(environ)
+    setup_logging(config)
+    limit = config.store_timeout if timeout is None else timeout
+    launch = detect(environ, rank=rank, size=size, address=address)
+    given = _given_secret(secret, config)
+    with contextlib.ExitStack() as stack:
+        shared = _open_store(launch, store, given, limit, stack)
+        # A store may outlive this job (torchrun's, or one that was passed): a second init() must not see old keys.
+        # Every rank counts its own calls, and init() is collective, so all get the same number.
+        scope = f"{launch.job_id}/{launch.attempt}"
+        count = shared.add(f"{scope}/init/{launch.rank}", 1)
+        scoped = PrefixStore(f"{scope}/{count}", shared)
+        key = job_secret(scoped, launch.rank, launch.size, given, limit)
+        return Job(launch, config, scoped, key, stack.pop_all())
+
+
+def _given_secret(secret: str | bytes | None, config: Config) -> bytes | None:
+    chosen = secret if secret is not None else config.secret
+    if chosen is None:
+        return None
+    raw = chosen.encode() if isinstance(chosen, str) else chosen
+    if len(raw) < 16:
+        raise InvalidArgument(f"the secret has {len(raw)} bytes; expected at least 16, from a random source")
+    return hashlib.sha256(b"ringleader secret\0" + raw).digest()
+
+
+def job_secret(store: Store, rank: int, size: int, given: bytes | None, timeout: float) -> bytes:
+    """The secret of a group: `given`, or one that rank 0 makes and puts into the store.
+
+    Whoever can read the store can then read the secret: it is as safe as the store is.
+
+    Raises
+    ------
+    RendezvousError
+        If only some ranks were given a secret.
+    CollectiveTimeout
+        If rank 0 does not come.
+    """
+    made = secrets.token_bytes(32)
+    if size == 1:
+        return given or made
+    if rank == 0:
+        store.set("secret", _GIVEN if given is not None else _MADE + made)
+        return given or made
+    try:
+        told = store.get("secret", timeout)
+    except CollectiveTimeout:
+        raise CollectiveTimeout(
+            f"rank 0 did not arrive within {timeout:.1f} s (rank {rank} of {size} waits for it); is it still running? "
+            "RINGLEADER_STORE_TIMEOUT (or `timeout=`) sets the limit",
+            (0,),
+        ) from None
+    if (told == _GIVEN) != (given is not None):
+        with_secret, without = (rank, 0) if given is not None else (0, rank)
+        raise RendezvousError(
+            f"rank {with_secret} was given a secret and rank {without} was not; set RINGLEADER_SECRET on all or none"
+        )
+    return given if given is not None else told.removeprefix(_MADE)
+
+
+def _open_store(launch: Launch, store: Any, secret: bytes | None, timeout: float, stack: contextlib.ExitStack) -> Store:
+    """The store that fits the launch; `stack` gets what must be closed."""
+    if store is not None:
+        return _wrapped(store)
+    if launch.size == 1:
+        return LocalStore()
+    if (default := _torch_default_store(launch)) is not None:
+        return default
+    if launch.agent_store:
+        return _agent_store(launch, timeout)
+    if launch.master_addr is not None:
+        return _tcp_store(launch, secret, timeout, stack)
+    if launch.one_host and launch.launcher != "arguments":
+        files = FileStore(launch.job_id, launch.rank, timeout)
+        stack.callback(files.close)
+        return files
+    raise InvalidArgument(
+        f"rank {launch.rank} of {launch.size} has no meeting point (from: {launch.launcher}); give address= or store=, "
+        "or set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port there"
+    )
+
+
+def _wrapped(store: Any) -> Store:
+    torch_distributed = sys.modules.get("torch.distributed")
+    if torch_distributed is not None and isinstance(store, torch_distributed.Store):
+        return TorchStore(store)
+    missing = [name for name in ("set", "get", "add", "delete", "close") if not callable(getattr(store, name, None))]
+    if missing:
+        raise InvalidArgument(
+            f"store is a {type(store).__name__} without {', '.join(missing)}; expected a torch.distributed.Store or an "
+            "object with set, get, add, delete and close (ringleader.runtime.store.Store)"
+        )
+    checked: Store = store
+    return checked
+
+
+def _torch_default_store(launch: Launch) -> Store | None:
+    """torch.distributed's store if the program has already started it with the same ranks: it holds MASTER_PORT."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if (distributed.get_rank(), distributed.get_world_size()) != (launch.rank, launch.size):
+        return None
+    return TorchStore(distributed.distributed_c10d._get_default_store())
+
+
+def _agent_store(launch: Launch, timeout: float) -> Store:
+    """torchrun's store, which outlives every rank."""
+    if importlib.util.find_spec("torch") is None:
+        raise RendezvousError(
+            "TORCHELASTIC_USE_AGENT_STORE=True, but torch, whose store that is, cannot be imported here; install it, "
+            "or set RINGLEADER_STORE=host:port to a free port of rank 0's host"
+        )
+    import torch.distributed as dist
+
+    assert launch.master_addr is not None and launch.master_port is not None
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            launch.master_addr,
+            launch.master_port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+        )
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"cannot reach torchrun's store at {launch.master_addr}:{launch.master_port}: {error}"
+        ) from error
+    return TorchStore(store)
+
+
+def _tcp_store(launch: Launch, secret: bytes | None, timeout: float, stack: contextlib.ExitStack) -> Store:
+    assert launch.master_addr is not None and launch.master_port is not None
+    # Without a secret the job's name is all that ranks have in common before they meet. It keeps jobs apart and port
+    # scanners out, but not somebody who knows the name.
+    key = secret if secret is not None else hashlib.sha256(b"ringleader job\0" + launch.job_id.encode()).digest()
+    if launch.rank == 0 and not launch.store_served:
+        addresses = listen_addresses(launch.master_addr, launch.one_host)
+        if secret is None and not all(ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in addresses):
+            logger("INIT").warning(
+                "no secret was given: whoever reaches %s:%d and knows the job's name could join; set RINGLEADER_SECRET "
+                "on all ranks unless the network is trusted",
+                launch.master_addr,
+                launch.master_port,
+            )
+        server = TcpStoreServer([(a, launch.master_port) for a in addresses], key)
+        stack.callback(server.close)
+        logger("INIT").info("store of job %r at %s, port %d", launch.job_id, ", ".join(addresses), server.port)
+    client = TcpStoreClient([launch.master_addr], launch.master_port, key, timeout, launch.rank)
+    stack.callback(client.close)
+    return client

@@ -1,0 +1,102 @@
+"""The rounds of a group through the store: everybody contributes, everybody gets all contributions.
+
+Each round is a gather by rank 0 that answers everybody, so a round costs 2n messages, not n squared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+from ringleader.errors import CollectiveTimeout, RendezvousError, RingleaderError
+from ringleader.runtime.store import Store, wait_for_ranks
+
+__all__ = ["Meeting", "Reported"]
+
+
+class Meeting:
+    """The rounds of one group through the store, under one deadline."""
+
+    def __init__(self, store: Store, group: str, rank: int, size: int, timeout: float) -> None:
+        self.store, self.group, self.rank, self.size, self.timeout = store, group, rank, size, timeout
+        self.deadline = time.monotonic() + timeout
+        self._previous: str | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def _key(self, *parts: object) -> str:
+        return "/".join(map(str, (self.group, *parts)))
+
+    def gather(self, name: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """Everybody's contribution to a round, by rank."""
+        if self.size == 1:
+            return [mine]
+        self.store.set(self._key(name, self.rank), json.dumps(mine).encode())
+        what = f"group {self.group!r}"
+        if self.rank == 0:
+            found = wait_for_ranks(
+                self.store, lambda r: self._key(name, r), range(self.size), self.left, self.check, what
+            )
+            answer = b"[" + b",".join(found[r] for r in range(self.size)) + b"]"
+            self.store.set(self._key(name), answer)
+        else:
+            answer = self._await_answer(name, what)
+        # Rank 0 has read my contribution, or there were no answer.
+        self.store.delete(self._key(name, self.rank))
+        if self.rank == 0 and self._previous is not None:
+            self.store.delete(self._previous)  # all have begun this round, so all have read the one before
+        self._previous = self._key(name)
+        everybody: list[dict[str, Any]] = json.loads(answer)
+        return everybody
+
+    def _await_answer(self, name: str, what: str) -> bytes:
+        while True:
+            left = self.left
+            try:
+                return self.store.get(self._key(name), min(0.5, left))
+            except CollectiveTimeout:
+                self.check()
+                if left <= 0:
+                    break
+        # Name the missing ranks, as rank 0 would have done if it were not missing or late itself.
+        wait_for_ranks(self.store, lambda r: self._key(name, r), range(self.size), 0.0, None, what)
+        raise CollectiveTimeout(f"rank 0 did not answer at {what} within {self.timeout:.1f} s", (0,))
+
+    def finish(self) -> None:
+        """Leave the last round; the last rank to do so cleans it up."""
+        if self._previous is not None and self.store.add(self._key("left"), 1) == self.size:
+            self.store.delete(self._previous)
+            self.store.delete(self._key("left"))
+
+    def check(self) -> None:
+        """Raise the failure of another rank, if there is one."""
+        try:
+            report = json.loads(self.store.get(self._key("failed"), 0))
+        except CollectiveTimeout:
+            return
+        kind = CollectiveTimeout if report["timeout"] else RendezvousError
+        raise Reported(kind(f"{report['message']} (reported by rank {report['rank']})", report["ranks"]))
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others why this rank gives up."""
+        report = {
+            "rank": self.rank,
+            "message": str(error) or type(error).__name__,
+            "ranks": list(getattr(error, "ranks", ())) or [self.rank],
+            "timeout": isinstance(error, CollectiveTimeout),
+        }
+        with contextlib.suppress(RingleaderError, OSError):
+            self.store.set(self._key("failed"), json.dumps(report).encode())
+
+
+class Reported(Exception):
+    """Carries an error that came from another rank, so that it is not reported again."""
+
+    def __init__(self, error: RingleaderError) -> None:
+        super().__init__(str(error))
+        self.error = error

@@ -1,0 +1,160 @@
+"""The other processes of this host that this one has met: their arenas and the sockets that tell that they live.
+
+Process-wide: a pair of processes shares one Unix socket and one mapping per side, however many groups it is in, so a
+group over shared memory needs no descriptors of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ringleader.errors import CollectiveTimeout, RendezvousError
+
+if TYPE_CHECKING:
+    from ringleader._core import PeerProcess
+
+__all__ = ["exchange_arenas", "find_process", "known_processes", "my_identity", "wait_for_process"]
+
+_ARENA = struct.Struct("!16sQ")
+_CREDENTIALS = struct.Struct("=iII")
+
+_changed = threading.Condition()
+_known: dict[bytes, PeerProcess] = {}
+# Two groups that were connected at once by two threads may have made two sockets between a pair of processes. Each side
+# may have kept another one, so none may be closed: the other side would take that for our death.
+_spare: dict[bytes, list[socket.socket]] = {}
+
+
+def _forget_all() -> None:
+    """In a forked child the parent's peers are not this process's."""
+    global _changed
+    _changed = threading.Condition()
+    _known.clear()
+    _spare.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def my_identity() -> bytes:
+    """Identity of this process's arena."""
+    from ringleader import _core
+
+    return _core.arena_info()[2]
+
+
+def known_processes() -> list[bytes]:
+    """Identities of the live processes met so far; forgets the dead."""
+    with _changed:
+        for identity in [identity for identity, process in _known.items() if not process.alive]:
+            del _known[identity]
+            for sock in _spare.pop(identity, ()):
+                sock.close()
+        return list(_known)
+
+
+def find_process(identity: bytes) -> PeerProcess | None:
+    """A process met before, or this one itself."""
+    from ringleader import _core
+
+    if identity == my_identity():
+        return _core.PeerProcess.find(identity)
+    with _changed:
+        return _known.get(identity)
+
+
+def wait_for_process(identity: bytes, timeout: float, check: Callable[[], None]) -> PeerProcess:
+    """A process that another thread of this one is about to meet."""
+    deadline = time.monotonic() + timeout
+    while (process := find_process(identity)) is None:
+        if time.monotonic() >= deadline:
+            raise CollectiveTimeout(f"another thread of this process did not connect its peer within {timeout:.1f} s")
+        check()
+        with _changed:
+            _changed.wait(0.1)
+    return process
+
+
+def _check_user(sock: socket.socket) -> int:
+    """The peer's process number (0 if in another namespace), after making sure that it is this user's."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    if uid != os.geteuid():
+        raise RendezvousError(
+            f"the peer runs as user {uid}, this process as {os.geteuid()}; set RINGLEADER_SHM_DISABLE=1 to connect "
+            "them through the network"
+        )
+    return int(pid)
+
+
+def exchange_arenas(socks: dict[bytes, socket.socket], timeout: float) -> None:
+    """Exchange arena descriptors over connected, authenticated Unix sockets, by the peer's identity; takes the sockets.
+
+    First sends to all, then receives from all, so no cycle of waiting can arise.
+
+    Raises
+    ------
+    RendezvousError
+        If a peer is another user's or not the process it was announced as, or hangs up.
+    """
+    from ringleader import _core
+
+    arena_fd, arena_size, identity = _core.arena_info()
+    deadline = time.monotonic() + timeout
+    left = dict(socks)
+    try:
+        pids = {peer: _check_user(sock) for peer, sock in left.items()}
+        for sock in left.values():
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            socket.send_fds(sock, [_ARENA.pack(identity, arena_size)], [arena_fd])
+        for peer in list(left):
+            left[peer].settimeout(max(0.001, deadline - time.monotonic()))
+            fd, size = _receive_arena(left[peer], peer)
+            left[peer].setblocking(False)
+            _meet(peer, fd, size, left.pop(peer), pids[peer])
+    except (TimeoutError, OSError) as error:
+        if isinstance(error, RendezvousError):
+            raise
+        raise RendezvousError(
+            f"a peer of this host did not pass its memory on ({error}); RINGLEADER_SHM_DISABLE=1 does without"
+        ) from error
+    finally:
+        for sock in left.values():
+            sock.close()
+
+
+def _receive_arena(sock: socket.socket, expected: bytes) -> tuple[int, int]:
+    message, fds, _, _ = socket.recv_fds(sock, _ARENA.size, 1, socket.MSG_CMSG_CLOEXEC)
+    try:
+        if len(message) != _ARENA.size or len(fds) != 1:
+            raise RendezvousError(
+                "a peer of this host hung up, or this process is out of file descriptors (`ulimit -n`), while "
+                "descriptors were exchanged"
+            )
+        identity, size = _ARENA.unpack(message)
+        if identity != expected:
+            raise RendezvousError("a peer of this host is not the process that it announced itself as")
+    except RendezvousError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return fds[0], int(size)
+
+
+def _meet(identity: bytes, arena_fd: int, arena_size: int, sock: socket.socket, pid: int) -> None:
+    from ringleader import _core
+
+    with _changed:
+        present = _known.get(identity)
+        if present is not None and present.alive:
+            os.close(arena_fd)
+            _spare.setdefault(identity, []).append(sock)
+        else:
+            _known[identity] = _core.PeerProcess(identity, arena_fd, arena_size, sock.detach(), pid)
+        _changed.notify_all()
