@@ -41,7 +41,7 @@ def _hops(n: int) -> int:
     "all_to_all",
     summary="in round k, blocks that are to go a distance with bit k set go 2^k to the right",
     reference=references.BRUCK,
-    cost="L a + L/2 Mb",
+    cost="L a + about L/2 Mb",
     steps=depth,
     volume=lambda n: _hops(n) / n,
     transfers=lambda n: n * (1 + _hops(n)),

@@ -5,7 +5,7 @@
     value      = entry *(";" entry)
     entry      = [collective ":"] ["^"] item *("," item)
     item       = name *(":" key "=" value)        (RINGLEADER_ALGO)
-               | "push" | "pull"                  (RINGLEADER_PROTO)
+               | "push" | "pull" | "auto"         (RINGLEADER_PROTO; auto is either)
 
 ``ring,tree;broadcast:binomial;reduce:^chain`` allows two algorithms for all_reduce, one for broadcast and all but one
 for reduce. Only the first entry may lack its collective: in RINGLEADER_ALGO it is then about all_reduce, in
@@ -124,7 +124,7 @@ def parse_proto(text: str) -> Mapping[str, Selection]:
     """
     result: dict[str, Selection] = {}
     for key, (items, exclude) in (_entries(PROTO, text, "") if text.strip() else {}).items():
-        protocols = tuple(item.lower() for item in items)
+        protocols = PROTOCOLS if [item.lower() for item in items] == ["auto"] else tuple(item.lower() for item in items)
         for protocol in protocols:
             if protocol not in PROTOCOLS:
                 raise InvalidArgument(

@@ -1,0 +1,259 @@
+"""Every algorithm does what its collective promises, at the cost that the literature gives for it."""
+
+from __future__ import annotations
+
+import importlib.util
+from fractions import Fraction
+from math import ceil, log2
+
+import numpy as np
+import pytest
+
+from ringleader.algorithms import Algorithm, all_algorithms, build, get
+from ringleader.schedule import Collective, Schedule, verify
+from ringleader.schedule.algebra import expand
+
+ENTRIES = all_algorithms()
+IDS = [entry.full_name for entry in ENTRIES]
+DENSE = range(1, 25)
+SPARSE = (31, 32, 33, 48, 63, 64, 100, 128)
+NATIVE = importlib.util.find_spec("ringleader._core") is not None
+
+each = pytest.mark.parametrize("entry", ENTRIES, ids=IDS)
+
+
+def specs(entry: Algorithm) -> list[str]:
+    """The entry with its defaults, and with every parameter at another value."""
+    others = [f"{p.name}={value}" for p in entry.parameters for value in p.choices or (1, 2, 5) if value != p.default]
+    return [entry.name, *(f"{entry.name}:{setting}" for setting in others)]
+
+
+def roots(entry: Algorithm, n: int) -> range:
+    return range(n) if Collective(entry.collective).rooted else range(1)
+
+
+# ---------------------------------------------------------------- correctness
+
+
+@each
+def test_proved_for_dense_and_sparse_n(entry: Algorithm) -> None:
+    for n in (*DENSE, *SPARSE):
+        verify(build(entry.collective, entry.name, n), lowered=False).raise_if_failed()
+
+
+@each
+def test_proved_for_every_root_and_parameter(entry: Algorithm) -> None:
+    for spec in specs(entry):
+        for n in range(1, 10):
+            for root in roots(entry, n):
+                schedule = build(entry.collective, spec, n, root)
+                verify(schedule, lowered=False).raise_if_failed()
+                assert schedule.root == root
+                assert schedule.n == n
+                assert schedule.collective == entry.collective
+
+
+@each
+@pytest.mark.skipif(not NATIVE, reason="the native core is not built")
+def test_lowered_programs_are_proved(entry: Algorithm) -> None:
+    for spec in specs(entry):
+        for n in (1, 2, 3, 4, 5, 8):
+            verify(build(entry.collective, spec, n, root=n - 1 if roots(entry, n)[-1] else 0)).raise_if_failed()
+    for layout in ([0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1], [0, 0, 1, 1, 2], [0, 1, 0, 1]):
+        verify(build(entry.collective, entry.name, len(layout)), nodes=layout).raise_if_failed()
+
+
+@each
+def test_one_rank_talks_to_nobody(entry: Algorithm) -> None:
+    schedule = build(entry.collective, entry.name, 1)
+    # Only an all_to_all has anything to do: its output is another buffer than its input.
+    assert schedule.transfers == (entry.collective == "all_to_all")
+
+
+@each
+def test_nobody_gets_what_he_has_from_the_start(entry: Algorithm) -> None:
+    """Data that a rank begins with and that is its result is never written: it may be a buffer one must not touch."""
+    for n in (2, 3, 5, 6, 8, 13):
+        for root in {0, roots(entry, n)[-1]}:
+            table = expand(build(entry.collective, entry.name, n, root).table)[0]
+            if entry.collective in ("broadcast", "scatter"):
+                assert not np.any(table["dst_rank"] == root)
+            elif entry.collective in ("all_gather", "gather"):
+                per_block = build(entry.collective, entry.name, n, root).chunks_per_block
+                assert not np.any(table["dst_chunk"] // per_block == table["dst_rank"])
+            elif entry.collective == "all_to_all":
+                assert not np.any(table["dst_buffer"] == 1)
+
+
+# ---------------------------------------------------------------- cost, against the literature
+
+
+def measured(schedule: Schedule) -> tuple[int, Fraction]:
+    """(steps, bytes through the busiest rank in its busier direction, summed over the steps, as part of the data)."""
+    table = expand(schedule.table)[0]
+    table = table[table["src_rank"] != table["dst_rank"]]
+    chunks = 0
+    for step in range(schedule.steps):
+        now = table[table["step"] == step]
+        if len(now):
+            chunks += max(np.bincount(now["src_rank"]).max(), np.bincount(now["dst_rank"]).max())
+    return schedule.steps, Fraction(int(chunks), schedule.chunks)
+
+
+def chan_bound(n: int) -> Fraction:
+    return Fraction(n - 1, n)
+
+
+def power(n: int) -> int:
+    return 2 ** int(log2(n))
+
+
+# (collective, spec) -> (steps, volume) for n ranks, written down from the papers, not from the code.
+KNOWN = {
+    ("all_reduce", "linear"): lambda n: (2, 2 * (n - 1)),
+    ("all_reduce", "binomial"): lambda n: (2 * ceil(log2(n)), 2 * ceil(log2(n))),
+    ("all_reduce", "one_shot"): lambda n: (1, n - 1),
+    ("all_reduce", "two_shot"): lambda n: (2, 2 * chan_bound(n)),
+    ("all_reduce", "two_shot:segments=4"): lambda n: (5, 2 * chan_bound(n)),
+    ("all_reduce", "ring"): lambda n: (2 * (n - 1), 2 * chan_bound(n)),
+    ("all_reduce", "ring:segments=4"): lambda n: (2 * (n - 1) + 3, 2 * chan_bound(n)),
+    ("all_reduce", "allgather_reduce"): lambda n: (ceil(log2(n)) + 1, n - 1),
+    ("all_reduce", "allgather_reduce:exchange=ring"): lambda n: (n, n - 1),
+    ("reduce_scatter", "direct"): lambda n: (1, chan_bound(n)),
+    ("reduce_scatter", "ring"): lambda n: (n - 1, chan_bound(n)),
+    ("all_gather", "direct"): lambda n: (1, chan_bound(n)),
+    ("all_gather", "ring"): lambda n: (n - 1, chan_bound(n)),
+    ("all_gather", "ring:segments=3"): lambda n: (n + 1, chan_bound(n)),
+    ("all_gather", "bruck"): lambda n: (ceil(log2(n)), chan_bound(n)),
+    ("broadcast", "linear"): lambda n: (1, n - 1),
+    ("broadcast", "binomial"): lambda n: (ceil(log2(n)), ceil(log2(n))),
+    ("broadcast", "chain:segments=1"): lambda n: (n - 1, n - 1),
+    ("broadcast", "chain:segments=16"): lambda n: (n + 14, Fraction(n + 14, 16)),
+    ("broadcast", "scatter_allgather"): lambda n: (ceil(log2(n)) + n - 1, 2 * chan_bound(n)),
+    ("reduce", "linear"): lambda n: (1, n - 1),
+    ("reduce", "binomial"): lambda n: (ceil(log2(n)), ceil(log2(n))),
+    ("reduce", "chain:segments=16"): lambda n: (n + 14, Fraction(n + 14, 16)),
+    ("reduce", "two_shot"): lambda n: (2, 2 * chan_bound(n)),
+    ("gather", "linear"): lambda n: (1, chan_bound(n)),
+    ("gather", "binomial"): lambda n: (ceil(log2(n)), chan_bound(n)),
+    ("scatter", "linear"): lambda n: (1, chan_bound(n)),
+    ("scatter", "binomial"): lambda n: (ceil(log2(n)), chan_bound(n)),
+    ("all_to_all", "direct"): lambda n: (1, chan_bound(n)),
+    ("all_to_all", "pairwise"): lambda n: (n - 1, chan_bound(n)),
+    ("barrier", "direct"): lambda n: (1, n - 1),
+    ("barrier", "dissemination"): lambda n: (ceil(log2(n)), ceil(log2(n))),
+    ("barrier", "tree"): lambda n: (2 * ceil(log2(n)), 2 * ceil(log2(n))),
+}
+# For powers of two.
+KNOWN_POWER = {
+    ("all_reduce", "recursive_doubling"): lambda n: (log2(n), log2(n)),
+    ("all_reduce", "rabenseifner"): lambda n: (2 * log2(n), 2 * chan_bound(n)),
+    ("reduce", "rabenseifner"): lambda n: (2 * log2(n), 2 * chan_bound(n)),
+    ("reduce_scatter", "recursive_halving"): lambda n: (log2(n), chan_bound(n)),
+    ("all_gather", "recursive_doubling"): lambda n: (log2(n), chan_bound(n)),
+    ("all_to_all", "bruck"): lambda n: (log2(n), Fraction(int(log2(n)), 2)),
+}
+# For other numbers of ranks: one step more for folding, and one for unfolding where all get the result.
+KNOWN_FOLDED = {
+    ("all_reduce", "recursive_doubling"): lambda n: (log2(power(n)) + 2, log2(power(n)) + 2),
+    ("all_reduce", "rabenseifner"): lambda n: (2 * log2(power(n)) + 2, 2 * chan_bound(power(n)) + 2),
+    ("reduce", "rabenseifner"): lambda n: (2 * log2(power(n)) + 1, 2 * chan_bound(power(n)) + 1),
+}
+
+
+@pytest.mark.parametrize(("collective", "spec"), KNOWN, ids=str)
+def test_known_cost(collective: str, spec: str) -> None:
+    for n in (2, 3, 4, 5, 7, 8, 12, 17, 32):
+        assert measured(build(collective, spec, n)) == KNOWN[collective, spec](n), n
+
+
+@pytest.mark.parametrize(("collective", "spec"), KNOWN_POWER, ids=str)
+def test_known_cost_for_powers_of_two(collective: str, spec: str) -> None:
+    for n in (2, 4, 8, 16, 32):
+        assert measured(build(collective, spec, n)) == KNOWN_POWER[collective, spec](n), n
+
+
+@pytest.mark.parametrize(("collective", "spec"), KNOWN_FOLDED, ids=str)
+def test_known_cost_with_folding(collective: str, spec: str) -> None:
+    for n in (3, 5, 6, 7, 9, 12, 31):
+        assert measured(build(collective, spec, n)) == KNOWN_FOLDED[collective, spec](n), n
+
+
+@each
+def test_the_registry_tells_the_cost(entry: Algorithm) -> None:
+    """What the cost model is given is what the schedule has."""
+    for spec in specs(entry):
+        values = entry.defaults | {
+            k: int(v) if v.isdigit() else v for k, _, v in [spec.partition(":")[2].partition("=")] if k
+        }
+        for n in (2, 3, 4, 6, 8, 11, 16, 23):
+            steps, volume = measured(build(entry.collective, spec, n))
+            told_steps, told_volume = entry.terms(n, values)
+            assert told_steps == steps, (spec, n)
+            if entry.name == "double_binary_tree":  # told as an upper bound
+                assert volume <= told_volume + 1e-9 <= 2 * volume + 1e-6, (spec, n)
+            else:
+                assert told_volume == pytest.approx(float(volume)), (spec, n)
+            assert build(entry.collective, spec, n).transfers <= entry.transfers(n, **values), (spec, n)
+
+
+def test_bandwidth_optimal_algorithms_meet_the_lower_bound() -> None:
+    for collective, spec in (
+        ("all_reduce", "ring"),
+        ("all_reduce", "two_shot"),
+        ("reduce_scatter", "ring"),
+        ("all_gather", "bruck"),
+        ("all_to_all", "pairwise"),
+    ):
+        for n in (2, 5, 8, 13):
+            assert verify(build(collective, spec, n), lowered=False).ratio == pytest.approx(1.0), (collective, spec, n)
+
+
+# ---------------------------------------------------------------- properties of single algorithms
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 9, 16, 21, 32, 33, 64, 100])
+def test_double_binary_tree_has_each_rank_inside_one_tree_at_most(n: int) -> None:
+    table = build("all_reduce", "double_binary_tree", n).table
+    inside = [set(table[(table["reduce"] == 1) & (table["src_chunk"] == half)]["dst_rank"]) for half in (0, 1)]
+    assert not inside[0] & inside[1]
+    for half in (0, 1):
+        up = table[(table["reduce"] == 1) & (table["src_chunk"] == half)]
+        assert len(up) == n - 1
+        assert max(np.bincount(up["dst_rank"])) <= 2
+    sent = np.bincount(table["src_rank"], minlength=n)
+    assert sent.max() <= 4  # halves of the data: no rank sends more than twice the data
+
+
+def test_rings_use_one_direction() -> None:
+    for spec in ("ring", "ring:segments=4"):
+        table = build("all_reduce", spec, 6).table
+        assert set(((table["dst_rank"] - table["src_rank"]) % 6).tolist()) == {1}
+
+
+def test_pairwise_partners_exchange_for_powers_of_two() -> None:
+    table = build("all_to_all", "pairwise", 8).table
+    table = table[table["src_rank"] != table["dst_rank"]]
+    pairs = {(int(t["step"]), int(t["src_rank"]), int(t["dst_rank"])) for t in table}
+    assert pairs == {(step, dst, src) for step, src, dst in pairs}
+
+
+def test_chain_visits_ranks_in_order_from_the_root() -> None:
+    table = build("broadcast", "chain:segments=1", 5, root=3).table
+    assert [(int(t["src_rank"]), int(t["dst_rank"])) for t in table] == [(3, 4), (4, 0), (0, 1), (1, 2)]
+
+
+def test_allgather_reduce_folds_in_plain_rank_order() -> None:
+    """Its last step is the only one that reduces: one fold over all ranks in each of them."""
+    schedule = build("all_reduce", "allgather_reduce", 6)
+    folds = schedule.table[schedule.table["reduce"] == 1]
+    assert set(folds["step"]) == {schedule.steps - 1}
+    assert np.all(folds["src_rank"] == folds["dst_rank"])
+    assert [sorted(folds[folds["dst_rank"] == r]["src_chunk"]) for r in (0, 5)] == [[1, 2, 3, 4, 5], [0, 1, 2, 3, 4]]
+
+
+def test_each_collective_has_what_the_field_has() -> None:
+    for collective, name in [*KNOWN, *KNOWN_POWER]:
+        assert get(collective, name.partition(":")[0]).summary
+    listed = {(c, s.partition(":")[0]) for c, s in [*KNOWN, *KNOWN_POWER]} | {("all_reduce", "double_binary_tree")}
+    assert listed == {(entry.collective, entry.name) for entry in ENTRIES}  # nothing is registered without its cost

@@ -1,0 +1,223 @@
+"""The registry: names, specs, parameters, limits, and the table made from it."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ringleader.algorithms
+import ringleader.tune
+from ringleader.algorithms import (
+    COLLECTIVES,
+    MAX_TRANSFERS,
+    algorithm,
+    algorithm_hash,
+    all_algorithms,
+    build,
+    canonical,
+    check,
+    get,
+    names,
+    parse_spec,
+)
+from ringleader.algorithms.table import BEGIN, END, insert, render
+from ringleader.errors import InvalidArgument
+from ringleader.schedule import Collective, Schedule
+
+PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
+
+
+def test_names_lists_each_collective_in_order() -> None:
+    assert names("all_reduce") == (
+        "allgather_reduce",
+        "binomial",
+        "double_binary_tree",
+        "linear",
+        "one_shot",
+        "rabenseifner",
+        "recursive_doubling",
+        "ring",
+        "two_shot",
+    )
+    assert all(len(names(collective)) >= 2 for collective in COLLECTIVES)
+    assert {entry.collective for entry in all_algorithms()} == set(COLLECTIVES)
+
+
+def test_a_collective_may_be_given_as_its_enumeration() -> None:
+    assert names(Collective.BARRIER) == names("barrier")
+    assert build(Collective.ALL_REDUCE, "ring", 3) is build("all_reduce", "ring", 3)
+
+
+def test_unknown_collective_lists_the_valid_ones() -> None:
+    with pytest.raises(InvalidArgument, match=r"'all_reduces'.*all_reduce, reduce_scatter, .*barrier"):
+        build("all_reduces", "ring", 2)
+
+
+def test_unknown_name_lists_the_valid_ones() -> None:
+    with pytest.raises(InvalidArgument, match=r"'rnig'.*allgather_reduce, .*ring, two_shot"):
+        build("all_reduce", "rnig", 2)
+    with pytest.raises(InvalidArgument, match=r"unknown broadcast algorithm 'ring'.*binomial, chain"):
+        build("broadcast", "ring", 2)  # right for another collective
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("ring:segment=4", r"'segment=4' is not a parameter of ring; the form is 'ring:segments=1..1024'"),
+        ("ring:segments", r"'segments' is not a parameter"),
+        ("ring:segments=0", r"segments='0' is not valid; expected 1..1024"),
+        ("ring:segments=1025", r"expected 1..1024"),
+        ("ring:segments=-1", r"expected 1..1024"),
+        ("ring:segments=two", r"expected 1..1024"),
+        ("ring:segments=²", r"expected 1..1024"),
+        ("ring:segments=2:segments=3", r"segments is given twice"),
+        ("one_shot:segments=2", r"not a parameter of one_shot; the form is 'one_shot'"),
+        ("allgather_reduce:exchange=tree", r"exchange='tree' is not valid; expected bruck\|ring"),
+        ("", r"unknown all_reduce algorithm ''"),
+        ("ring:", r"'' is not a parameter of ring"),
+    ],
+)
+def test_wrong_specs_say_what_is_right(spec: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        build("all_reduce", spec, 4)
+
+
+@pytest.mark.parametrize(
+    ("collective", "spec", "n", "root", "message"),
+    [
+        ("all_reduce", "ring", 0, 0, "n must be at least 1"),
+        ("all_reduce", "ring", 4, 1, "expected 0, because all_reduce has no root"),
+        ("broadcast", "binomial", 4, 4, "expected a rank of 0..3"),
+        ("broadcast", "binomial", 4, -1, "expected a rank of 0..3"),
+        ("all_reduce", "ring", 2000, 0, f"at most {MAX_TRANSFERS}: use fewer segments"),
+        ("all_reduce", "ring:segments=1024", 64, 0, f"at most {MAX_TRANSFERS}: use fewer segments"),
+        ("all_reduce", "one_shot", 3000, 0, "use another algorithm"),
+    ],
+)
+def test_what_cannot_be_built_states_the_limit(collective: str, spec: str, n: int, root: int, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        build(collective, spec, n, root)
+
+
+def test_trees_have_no_such_limit() -> None:
+    assert build("all_reduce", "double_binary_tree", 5000).transfers == 4 * 4999
+
+
+def test_canonical_forms() -> None:
+    assert canonical("all_reduce", "RING : segments = 4".replace(" : ", ":")) == "ring:segments=4"
+    assert canonical("all_reduce", "segmented_ring:segments=1") == "ring"
+    assert canonical("all_reduce", "tree") == "double_binary_tree"
+    assert canonical("broadcast", "chain:segments=8") == "chain"
+    assert parse_spec("broadcast", "chain")[1] == {"segments": 8}
+
+
+@given(st.sampled_from(all_algorithms()), st.data())
+def test_specs_round_trip(entry, data) -> None:
+    settings = []
+    for parameter in entry.parameters:
+        value = data.draw(
+            st.sampled_from(parameter.choices) if parameter.choices else st.integers(parameter.low, parameter.high)
+        )
+        settings.append(f"{parameter.name}={value}")
+    spec = ":".join([data.draw(st.sampled_from([entry.name, *entry.aliases, entry.name.upper()])), *settings])
+    short = canonical(entry.collective, spec)
+    assert canonical(entry.collective, short) == short
+    assert parse_spec(entry.collective, short) == parse_spec(entry.collective, spec)
+
+
+@given(st.sampled_from(COLLECTIVES), st.text(alphabet="ring_tebomual:=,^;1234 ", max_size=30))
+def test_any_text_is_a_spec_or_a_clean_error(collective: str, text: str) -> None:
+    try:
+        entry, _ = parse_spec(collective, text)
+    except InvalidArgument:
+        return
+    assert entry.name in names(collective)
+
+
+def test_no_name_is_taken_twice_and_none_is_a_collective() -> None:
+    for collective in COLLECTIVES:
+        words = [word for name in names(collective) for word in (name, *get(collective, name).aliases)]
+        assert len(words) == len(set(words))
+        assert not {word.replace("_", "") for word in words} & {other.replace("_", "") for other in COLLECTIVES}
+    with pytest.raises(InvalidArgument, match="already has an algorithm 'tree'"):
+        register = algorithm(
+            "tree",
+            "all_reduce",
+            summary="",
+            reference="",
+            cost="",
+            steps=lambda n: 0,
+            volume=lambda n: 0,
+            transfers=lambda n: 0,
+        )
+        register(lambda n, root=0: Schedule.empty("all_reduce", n, 1))
+
+
+def test_every_entry_is_described() -> None:
+    for entry in all_algorithms():
+        assert entry.summary
+        assert entry.reference
+        assert " a" in entry.cost
+        assert entry.function.__doc__
+        check(entry.collective, entry.name, 64)
+
+
+def test_built_schedules_are_kept_and_bear_their_name() -> None:
+    first = build("all_reduce", "ring:segments=2", 7)
+    assert build("all_reduce", "RING:segments=2", 7) is first
+    assert first.name == "ring:segments=2"
+    for n in range(1, 100):  # more than are kept
+        build("broadcast", "binomial", n)
+    assert build("all_reduce", "ring:segments=2", 7) == first
+
+
+def test_hash_is_the_same_in_every_process() -> None:
+    name = "all_reduce/ring:segments=4"
+    assert algorithm_hash(name) == 0x4BA533B033405D16
+    code = f"from ringleader.algorithms import algorithm_hash; print(algorithm_hash({name!r}))"
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={"PYTHONHASHSEED": "7"},
+    )
+    assert int(other.stdout) == algorithm_hash(name)
+    hashes = {algorithm_hash(f"{entry.full_name}") for entry in all_algorithms()}
+    assert len(hashes) == len(all_algorithms())
+    assert all(0 <= value < 2**64 for value in hashes)
+
+
+def test_the_page_holds_the_registry() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert f"{BEGIN}\n{render()}\n{END}" in text, "run: python -m ringleader.algorithms.table docs/algorithms.md"
+    assert insert(text) == text
+    for entry in all_algorithms():
+        assert f"| `{entry.name}`" in text
+        assert entry.reference in text
+
+
+def test_a_page_without_markers_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="table: begin"):
+        insert("# Nothing here\n")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        f"{package.__name__}.{info.name}"
+        for package in (ringleader.algorithms, ringleader.tune)
+        for info in pkgutil.iter_modules(package.__path__)
+    ],
+)
+def test_examples_in_docstrings(module: str) -> None:
+    assert doctest.testmod(importlib.import_module(module)).failed == 0

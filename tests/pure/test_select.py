@@ -1,0 +1,331 @@
+"""Selection: the grammar of the environment, precedence, rules and explanations."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringleader.algorithms import COLLECTIVES, all_algorithms, build, canonical, check, get, names
+from ringleader.errors import InvalidArgument
+from ringleader.schedule import verify
+from ringleader.tune import PROTOCOLS, explain, parse_algo, parse_proto, predict, select
+from ringleader.tune.rules import LAYOUTS, RULES, layout_of
+
+SIZES = (0, 1, 8, 4096, 16 << 10, (16 << 10) + 1, 1 << 20, 64 << 20, 1 << 40)
+
+
+def nodes(layout: str, n: int) -> list[int]:
+    return {"shm": [0] * n, "net": list(range(n)), "mixed": [rank // 2 for rank in range(n)]}[layout]
+
+
+def algo(text: str) -> dict[str, str]:
+    return {"RINGLEADER_ALGO": text}
+
+
+# ---------------------------------------------------------------- grammar
+
+
+def test_the_grammar_by_example() -> None:
+    parsed = parse_algo("ring,Tree ; Broadcast: BINOMIAL")
+    assert parsed["all_reduce"].items == ("ring", "double_binary_tree")
+    assert parsed["broadcast"].items == ("binomial",)
+    assert set(parsed) == {"all_reduce", "broadcast"}
+    assert parse_algo("all_reduce:^ring,tree")["all_reduce"].filter(names("all_reduce")) == tuple(
+        name for name in names("all_reduce") if name not in ("ring", "double_binary_tree")
+    )
+    assert parse_algo("ring:segments=4,two_shot")["all_reduce"].items == ("ring:segments=4", "two_shot")
+    assert parse_algo("AllReduce:ring") == parse_algo("all_reduce:ring") == parse_algo("ring")
+    assert parse_algo("") == parse_algo("  ") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rnig", r"RINGLEADER_ALGO='rnig': unknown all_reduce algorithm 'rnig'.*ring, two_shot.*barrier"),
+        ("all_reduces:ring", r"unknown all_reduce algorithm 'all_reduces'.*valid ones.*all_reduce, reduce_scatter"),
+        ("broadcast:ring", r"unknown broadcast algorithm 'ring'.*binomial, chain, linear"),
+        ("ring;binomial", r"entry 'binomial' must begin with a collective.*valid collectives: all_reduce"),
+        ("ring;brodcast:binomial", r"entry 'brodcast:binomial' must begin with a collective"),
+        ("ring;all_reduce:linear", r"two entries for all_reduce"),
+        ("ring,,linear", r"unknown all_reduce algorithm ''"),
+        ("ring;", r"must begin with a collective"),
+        ("^", r"unknown all_reduce algorithm ''"),
+        ("ring,^linear", r"unknown all_reduce algorithm '\^linear'"),
+        ("^ring:segments=4", r"unknown all_reduce algorithm 'ring:segments=4'"),
+        ("ring:segments=0", r"expected 1..1024"),
+        ("gather:^linear,binomial", r"leaves no algorithm for gather"),
+    ],
+)
+def test_wrong_algo_is_an_error_that_lists_what_is_valid(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        select("all_reduce", 8, 2, [0, 0], env=algo(text))
+    with pytest.raises(InvalidArgument, match=message):  # also for a collective that it is not about
+        select("barrier", 0, 2, [0, 0], env=algo(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("shove", r"unknown word 'shove'; valid protocols: push, pull"),
+        ("push;pull", r"must begin with a collective"),
+        ("push;allgather:pul", r"unknown word 'pul'"),
+        ("^push,pull", r"leaves no protocol"),
+        ("gather:push;gather:pull", r"two entries for gather"),
+        ("nothing:push", r"unknown word 'nothing:push'"),
+    ],
+)
+def test_wrong_proto_is_an_error_that_lists_what_is_valid(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        select("all_reduce", 8, 2, [0, 0], env={"RINGLEADER_PROTO": text})
+
+
+def test_proto_by_example() -> None:
+    def protocol(collective: str, text: str) -> str:
+        return select(collective, 1 << 20, 4, [0] * 4, env={"RINGLEADER_PROTO": text}).protocol
+
+    assert protocol("all_reduce", "") == "push"
+    assert protocol("all_reduce", "pull") == "pull"
+    assert protocol("all_reduce", "PULL;AllReduce:push") == "push"
+    assert protocol("all_gather", "^pull") == "push"
+    assert protocol("all_gather", "all_reduce:push") == "pull"
+    assert protocol("all_gather", "push,pull") == protocol("all_gather", "auto") == "pull"
+
+
+word = st.sampled_from(
+    [*COLLECTIVES, "allreduce", *PROTOCOLS, *(entry.name for entry in all_algorithms()), "tree", "segments=4", "x"]
+)
+junk = st.lists(st.one_of(word, st.sampled_from([":", ";", ",", "^", " ", "="])), max_size=12).map("".join)
+
+
+@given(st.one_of(junk, st.text(max_size=20)))
+def test_any_text_is_understood_or_a_clean_error(text: str) -> None:
+    for parse in (parse_algo, parse_proto):
+        try:
+            parsed = parse(text)
+        except InvalidArgument as error:
+            assert str(error).startswith("RINGLEADER_")
+            continue
+        assert set(parsed) <= set(COLLECTIVES)
+
+
+@st.composite
+def sentences(draw: st.DrawFn) -> tuple[str, dict[str, tuple[bool, list[str]]]]:
+    """A valid value of RINGLEADER_ALGO, and what it means."""
+    meaning: dict[str, tuple[bool, list[str]]] = {}
+    entries = []
+    chosen = draw(st.lists(st.sampled_from(COLLECTIVES), unique=True, min_size=1, max_size=4))
+    for index, collective in enumerate(chosen):
+        few = st.lists(st.sampled_from(names(collective)), unique=True, min_size=1, max_size=len(names(collective)) - 1)
+        items, exclude = draw(few), draw(st.booleans())
+        meaning[collective] = exclude, items
+        bare = index == 0 and collective == "all_reduce" and draw(st.booleans())
+        prefix = (
+            "" if bare else draw(st.sampled_from([collective, collective.replace("_", ""), collective.upper()])) + ":"
+        )
+        entries.append(prefix + ("^" if exclude else "") + draw(st.sampled_from([",", " , "])).join(items))
+    return draw(st.sampled_from([";", " ; "])).join(entries), meaning
+
+
+@given(sentences(), st.sampled_from(LAYOUTS), st.integers(1, 20), st.sampled_from(SIZES))
+def test_only_what_is_allowed_is_chosen(sentence, layout: str, n: int, nbytes: int) -> None:
+    text, meaning = sentence
+    parsed = parse_algo(text)
+    assert {c: (s.exclude, list(s.items)) for c, s in parsed.items()} == meaning
+    for collective in COLLECTIVES:
+        choice = select(collective, nbytes, n, nodes(layout, n), env=algo(text))
+        name = choice.algorithm.partition(":")[0]
+        if collective in meaning:
+            exclude, items = meaning[collective]
+            assert (name in items) != exclude
+            assert choice.reason == "RINGLEADER_ALGO"
+        else:
+            assert choice == select(collective, nbytes, n, nodes(layout, n), env={})
+
+
+# ---------------------------------------------------------------- precedence
+
+
+def test_argument_before_environment_before_rules() -> None:
+    request = ("all_reduce", 1 << 20, 4, [0, 0, 0, 0])
+    assert select(*request, env={}).algorithm == "two_shot"
+    assert select(*request, env={}).reason == "built-in rule for shm"
+    assert select(*request, env=algo("ring:segments=2")).algorithm == "ring:segments=2"
+    choice = select(*request, forced="linear", env=algo("ring"))
+    assert (choice.algorithm, choice.reason) == ("linear", "asked for by the call")
+    assert select(*request, forced="linear", protocol="pull", env={"RINGLEADER_PROTO": "push"}).protocol == "pull"
+    assert select(*request, env={"RINGLEADER_PROTO": "pull"}).reason.endswith("protocol by RINGLEADER_PROTO")
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGLEADER_ALGO", "linear")
+    assert select("all_reduce", 8, 2, [0, 0]).algorithm == "linear"
+    monkeypatch.delenv("RINGLEADER_ALGO")
+    assert select("all_reduce", 8, 2, [0, 0]).algorithm == "one_shot"
+
+
+def test_a_demand_is_honoured_exactly_or_refused() -> None:
+    assert select("all_reduce", 1 << 30, 4, range(4), forced="ring", env={}).algorithm == "ring"
+    assert (
+        select("all_reduce", 8, 4, range(4), forced="Segmented_Ring:segments=64", env={}).algorithm
+        == "ring:segments=64"
+    )
+    with pytest.raises(InvalidArgument, match=r"unknown all_reduce algorithm 'best'; valid ones: .*two_shot"):
+        select("all_reduce", 8, 4, range(4), forced="best", env={})
+    with pytest.raises(InvalidArgument, match="unknown protocol 'shove'; valid ones: push, pull"):
+        select("all_reduce", 8, 4, range(4), protocol="shove", env={})
+    with pytest.raises(InvalidArgument, match="at most 4194304"):
+        select("all_reduce", 8, 3000, range(3000), forced="ring", env={})
+    with pytest.raises(InvalidArgument, match=r"RINGLEADER_ALGO allows no all_reduce algorithm that can run.*one_shot"):
+        select("all_reduce", 8, 3000, range(3000), env=algo("ring,one_shot"))
+    assert select("all_reduce", 8, 3000, range(3000), env=algo("ring,binomial")).algorithm == "binomial"
+
+
+def test_the_rules_parameters_are_kept_where_the_environment_gives_none() -> None:
+    request = ("all_reduce", 64 << 20, 4, range(4))
+    assert select(*request, env={}).algorithm == "ring:segments=8"
+    assert select(*request, env=algo("ring,linear")).algorithm == "ring:segments=8"
+    assert select(*request, env=algo("^linear")).algorithm == "ring:segments=8"
+    assert select(*request, env=algo("linear,ring:segments=2")).algorithm == "ring:segments=2"
+    assert select(*request, env=algo("linear,binomial")).algorithm == "binomial"  # the cheaper by the model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("all_reduces", 8, 2, [0, 0]), "valid ones: all_reduce"),
+        (("all_reduce", -1, 2, [0, 0]), "-1 bytes"),
+        (("all_reduce", 8, 2, [0, 0], 0), "items of 0"),
+        (("all_reduce", 8, 2, [0]), "1 nodes"),
+        (("all_reduce", 8, 0, []), "n >= 1"),
+    ],
+)
+def test_wrong_requests(arguments: tuple, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        select(*arguments, env={})
+
+
+# ---------------------------------------------------------------- built-in rules
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_request_has_an_answer_that_can_be_built(collective: str) -> None:
+    for layout in LAYOUTS:
+        for n in (1, 2, 3, 4, 5, 8, 16, 17, 64, 200, 1024, 1500):
+            for nbytes in SIZES:
+                choice = select(collective, nbytes, n, nodes(layout, n), itemsize=4, env={})
+                check(collective, choice.algorithm, n)
+                assert choice.algorithm == canonical(collective, choice.algorithm)
+                assert choice.protocol in PROTOCOLS
+                assert choice.reason
+
+
+def test_the_rules_choices_are_proved() -> None:
+    for rule in RULES:
+        for n in {2, min(rule.ranks, 6)}:
+            spec = rule.spec(min(rule.nbytes, 64 << 20), n, 4)
+            verify(build(rule.collective, spec, n), lowered=False).raise_if_failed()
+
+
+def test_a_choice_depends_on_nothing_but_the_arguments() -> None:
+    requests = [
+        (collective, nbytes, n, nodes(layout, n))
+        for collective in COLLECTIVES
+        for layout in LAYOUTS
+        for n in (1, 2, 5, 8)
+        for nbytes in SIZES
+    ]
+    first = [select(*request, env={}) for request in requests]
+    order = list(range(len(requests)))
+    random.Random(1).shuffle(order)
+    for index in order:
+        assert select(*requests[index], env={}) == first[index]
+        assert select(*requests[index], env={"RINGLEADER_OTHER": "1", "OMP_NUM_THREADS": "3"}) == first[index]
+
+
+def test_what_is_expected_of_the_rules() -> None:
+    def chosen(collective: str, nbytes: int, layout: str, n: int) -> str:
+        return select(collective, nbytes, n, nodes(layout, n), itemsize=4, env={}).algorithm
+
+    assert chosen("all_reduce", 8, "shm", 2) == chosen("all_reduce", 8192, "shm", 8) == "one_shot"
+    assert chosen("all_reduce", 1 << 20, "shm", 2) == chosen("all_reduce", 1 << 30, "shm", 8) == "two_shot"
+    assert chosen("all_reduce", 8, "net", 2) == "one_shot"
+    assert chosen("all_reduce", 16 << 20, "net", 2) == "two_shot:segments=8"
+    assert chosen("all_reduce", 8, "net", 3) == "recursive_doubling"
+    assert chosen("all_reduce", 16 << 20, "net", 8) == chosen("all_reduce", 16 << 20, "mixed", 8) == "ring:segments=8"
+    assert chosen("broadcast", 16 << 20, "net", 8) == "chain"  # 8 segments is its default
+
+
+def test_segments_are_powers_of_two_and_not_cut_too_fine() -> None:
+    seen = set()
+    for exponent in range(10, 32):
+        for n in (2, 3, 8, 100, 1000):
+            spec = select("all_reduce", 1 << exponent, n, range(n), itemsize=4, env={}).algorithm
+            segments = int(spec.partition("segments=")[2] or 1)
+            assert segments in (1, 2, 4, 8)
+            if segments > 1:
+                assert (1 << exponent) / n / segments >= 256 << 10
+            seen.add(segments)
+    assert seen == {1, 2, 4, 8}
+
+
+def test_rules_name_what_exists_and_end_with_one_for_everything() -> None:
+    for rule in RULES:
+        get(rule.collective, rule.algorithm)
+        assert rule.protocol in PROTOCOLS
+        assert set(rule.layouts.split()) <= set(LAYOUTS)
+    for collective in COLLECTIVES:
+        for layout in LAYOUTS:
+            mine = [rule for rule in RULES if rule.collective == collective and layout in rule.layouts.split()]
+            assert mine[-1].ranks >= 1 << 31
+            assert mine[-1].nbytes >= 1 << 60
+
+
+def test_layouts() -> None:
+    assert layout_of((3,)) == layout_of((5, 5)) == "shm"
+    assert layout_of((1, 0, 2)) == "net"
+    assert layout_of((0, 1, 0)) == "mixed"
+
+
+# ---------------------------------------------------------------- cost and explanation
+
+
+def test_the_model_against_a_hand_calculation() -> None:
+    # Ring over 4 ranks: 6 steps of 20 us, and 1.5 MB at 1.2 GB/s.
+    cost = predict("all_reduce", "ring", 1_000_000, 4, "net")
+    assert cost.seconds == pytest.approx(6 * 20e-6 + 1.5e6 / 1.2e9)
+    assert predict("all_reduce", "ring", 1_000_000, 1, "net").seconds == 0
+
+
+def test_the_model_prefers_trees_for_little_and_rings_for_much() -> None:
+    for small, large in (("recursive_doubling", "ring"), ("binomial", "two_shot")):
+        for n in (8, 16, 64):
+            assert (
+                predict("all_reduce", small, 64, n, "net").seconds < predict("all_reduce", "ring", 64, n, "net").seconds
+            )
+            assert (
+                predict("all_reduce", small, 1 << 28, n, "net").seconds
+                > predict("all_reduce", large, 1 << 28, n, "net").seconds
+            )
+
+
+def test_explain_shows_candidates_and_the_reason() -> None:
+    explanation = explain("all_reduce", 16 << 20, 4, range(4), itemsize=4, env=algo("^linear"))
+    assert explanation.choice == select("all_reduce", 16 << 20, 4, range(4), itemsize=4, env=algo("^linear"))
+    assert {c.algorithm.partition(":")[0] for c in explanation.candidates} == set(names("all_reduce"))
+    seconds = [candidate.cost.seconds for candidate in explanation.candidates]
+    assert seconds == sorted(seconds)
+    notes = {candidate.algorithm: candidate.note for candidate in explanation.candidates}
+    assert notes["ring:segments=8"] == "chosen: RINGLEADER_ALGO"
+    assert notes["linear"] == "not allowed by RINGLEADER_ALGO"
+    text = str(explanation)
+    assert text.startswith("all_reduce of 16777216 bytes, 4 ranks, net: ring:segments=8, push (RINGLEADER_ALGO)")
+    assert len(text.splitlines()) == 2 + len(names("all_reduce"))
+
+
+def test_explain_names_limits() -> None:
+    explanation = explain("all_reduce", 8, 3000, range(3000), env={})
+    notes = {candidate.algorithm: candidate.note for candidate in explanation.candidates}
+    assert "at most 4194304" in notes["one_shot"]
