@@ -17,11 +17,12 @@ from ringleader import errors
 
 if TYPE_CHECKING:
     from ringleader import torch
-    from ringleader.runtime.communicator import Communicator, init
+    from ringleader.runtime.communicator import Communicator
     from ringleader.runtime.dtypes import ReduceOp, premul_sum
     from ringleader.runtime.messages import ANY_SOURCE
     from ringleader.runtime.persistent import PersistentOperation
     from ringleader.runtime.spawn import WorkerGroup, spawn
+    from ringleader.runtime.start import init
     from ringleader.runtime.work import Work
 
 __version__ = "0.1.0"
@@ -50,7 +51,7 @@ _HOME = {
     "ReduceOp": "runtime.dtypes",
     "Work": "runtime.work",
     "WorkerGroup": "runtime.spawn",
-    "init": "runtime.communicator",
+    "init": "runtime.start",
     "premul_sum": "runtime.dtypes",
     "spawn": "runtime.spawn",
 }

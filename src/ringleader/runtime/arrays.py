@@ -1,18 +1,19 @@
 """From any array to an address: NumPy arrays, torch tensors, DLPack and the buffer protocol.
 
 Everything the engine is given is contiguous, in native byte order and (for a target) writable. What is not becomes so
-through a contiguous temporary: `Buffer.load` fills it, `Buffer.store` copies the result back into exactly the viewed elements.
-torch is never imported here: a tensor can only come from a caller who has imported it.
+through a contiguous temporary: `Buffer.load` fills it, `Buffer.store` copies the result back into exactly the viewed
+elements. torch is never imported here: a tensor can only come from a caller who has imported it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -41,31 +42,32 @@ class Buffer:
     ----------
     ptr
         Address of the first element (0 when empty).
-    count
-        Number of elements; `nbytes` = count * itemsize.
+    elements
+        Number of the user's elements.
     code
         Native type code (`dtypes.BYTES` for types that can only be moved).
+    count, itemsize
+        Elements as the core counts them, and their size: for `dtypes.BYTES` these are bytes.
     shape
-        The array's shape.
+        The array's shape; for `dtypes.BYTES` with the bytes of an element as a further dimension.
     keep
         Objects that own the memory.
     load, store
         Copy between the user's elements and the temporary; None when `ptr` is the user's own memory.
     """
 
-    __slots__ = ("code", "count", "dtype_name", "itemsize", "keep", "load", "obj", "ptr", "shape", "store")
+    __slots__ = ("code", "count", "dtype_name", "elements", "itemsize", "keep", "load", "obj", "ptr", "shape", "store")
 
     def __init__(self, obj: Any, ptr: int, shape: tuple[int, ...], code: int, dtype_name: str, itemsize: int) -> None:
         self.obj = obj
         self.ptr = ptr
-        self.shape = shape
-        count = 1
-        for extent in shape:
-            count *= extent
-        self.count = count
+        self.elements = math.prod(shape)
+        opaque = code == dtypes.BYTES
+        self.shape = (*shape, itemsize) if opaque else shape
+        self.count = self.elements * itemsize if opaque else self.elements
         self.code = code
         self.dtype_name = dtype_name
-        self.itemsize = itemsize
+        self.itemsize = 1 if opaque else itemsize
         self.keep: tuple[Any, ...] = (obj,)
         self.load: Callable[[], object] | None = None
         self.store: Callable[[], object] | None = None
@@ -87,7 +89,7 @@ _addressof = ctypes.addressof
 def numpy_address(array: NDArray[Any]) -> int:
     """Address of a NumPy array's first element."""
     try:
-        return _addressof(_char_at(array))  # 0.15 us; array.ctypes.data takes 0.8 us
+        return _addressof(_char_at(cast(Any, array)))  # 0.15 us; array.ctypes.data takes 0.8 us
     except (TypeError, ValueError, BufferError):  # empty, read-only or not exportable
         return int(array.__array_interface__["data"][0])
 
@@ -125,15 +127,16 @@ def _as_numpy(x: Any, what: str) -> NDArray[Any]:
                 f"{what} of type {type(x).__name__} cannot be reached through DLPack: {error}"
             ) from error
     raise errors.UnsupportedType(
-        f"{what} is of type {type(x).__name__}; expected a NumPy array, a torch CPU tensor, or an object with DLPack or the "
-        "buffer protocol"
+        f"{what} is of type {type(x).__name__}; expected a NumPy array, a torch CPU tensor, or an object with DLPack "
+        "or the buffer protocol"
     )
 
 
 def _refuse_repeated(shape: Sequence[int], strides: Sequence[int], what: str) -> None:
     if any(stride == 0 and extent > 1 for extent, stride in zip(shape, strides, strict=True)):
         raise errors.InvalidArgument(
-            f"{what} repeats elements in memory (shape {tuple(shape)}, a stride of 0) and cannot be written to; pass a copy"
+            f"{what} repeats elements in memory (shape {tuple(shape)}, a stride of 0) and cannot be written to; "
+            "pass a copy"
         )
 
 
@@ -148,9 +151,8 @@ def _numpy_buffer(x: Any, what: str, write: bool) -> Buffer:
         if write:
             _refuse_repeated(array.shape, array.strides, what)
         memory = np.empty(array.shape, array.dtype.newbyteorder("="))
-    itemsize = 1 if code == dtypes.BYTES else memory.dtype.itemsize
-    shape = array.shape if itemsize == memory.dtype.itemsize else (*array.shape, memory.dtype.itemsize)
-    buffer = Buffer(x, numpy_address(memory) if memory.size else 0, shape, code, str(array.dtype), itemsize)
+    ptr = numpy_address(memory) if memory.size else 0
+    buffer = Buffer(x, ptr, array.shape, code, str(array.dtype), memory.dtype.itemsize)
     if memory is not array:
         buffer.keep = (x, memory)
         buffer.load = lambda: np.copyto(memory, array)
@@ -171,9 +173,7 @@ def _torch_buffer(x: Any, what: str, write: bool) -> Buffer:
         if write:
             _refuse_repeated(tensor.shape, tensor.stride(), what)
         memory = torch.empty(tensor.shape, dtype=tensor.dtype)
-    itemsize = memory.element_size() if code is not None else 1
-    shape = tuple(tensor.shape) if code is not None else (*tensor.shape, memory.element_size())
-    buffer = Buffer(x, memory.data_ptr(), shape, dtypes.BYTES if code is None else code, name, itemsize)
+    buffer = Buffer(x, memory.data_ptr(), tuple(tensor.shape), code, name, memory.element_size())
     if memory is not tensor:
         buffer.keep = (x, memory)
         buffer.load = lambda: memory.copy_(tensor)
@@ -251,12 +251,9 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArra
     kind = np.dtype(dtype)
     dtypes.code_of_numpy(kind)  # refuses objects
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
-    count = 1
-    for extent in extents:
-        if extent < 0:
-            raise errors.InvalidArgument(f"shape {extents} has a negative extent")
-        count *= extent
-    nbytes = count * kind.itemsize
+    if any(extent < 0 for extent in extents):
+        raise errors.InvalidArgument(f"shape {extents} has a negative extent")
+    nbytes = math.prod(extents) * kind.itemsize
     if nbytes == 0:
         return np.empty(extents, kind)
     memory = np.asarray(_Reservation(_core.arena_alloc(nbytes), nbytes))

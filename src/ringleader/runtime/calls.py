@@ -1,13 +1,15 @@
 """From the arguments of a collective to a `Call`: everything is checked here, before the first byte is sent.
 
-Each function turns user arrays into memory the engine can work on (`arrays`), decides shapes, and asks the planner for a plan.
-A `Call` can then be run once or, by a persistent operation, any number of times.
+Each function turns user arrays into memory the engine can work on (`arrays`), decides shapes, and asks the planner
+for a plan. A `Call` can then be run once or, by a persistent operation, any number of times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
+
+import numpy as np
 
 from ringleader import _core, errors
 from ringleader.runtime import arrays, dtypes
@@ -140,14 +142,16 @@ def _divide(shape: tuple[int, ...], n: int, what: str) -> tuple[int, ...]:
     if shape and shape[0] % n == 0:
         return (shape[0] // n, *shape[1:])
     raise errors.InvalidArgument(
-        f"{what} of shape {shape} cannot be divided into {n} equal blocks, one per rank: its first dimension must be a multiple of {n}"
+        f"{what} of shape {shape} cannot be divided into {n} equal blocks, one per rank: its first dimension must be "
+        f"a multiple of {n}"
     )
 
 
 def _blocks(buffer: Buffer, n: int, what: str) -> int:
-    if buffer.count % n:
+    if buffer.elements % n:
         raise errors.InvalidArgument(
-            f"{what} of shape {buffer.shape} has {buffer.count} elements, which cannot be divided into {n} equal blocks, one per rank"
+            f"{what} of shape {buffer.shape} has {buffer.elements} elements, which cannot be divided into {n} "
+            "equal blocks, one per rank"
         )
     return buffer.count // n
 
@@ -333,6 +337,7 @@ def all_to_all(group: Group, x: Any, out: Any, algorithm: str | None) -> Call:
 
 
 def barrier(group: Group, algorithm: str | None) -> Call:
-    """Prepare a barrier."""
-    planned = group.planner.plan(Request(Collective.BARRIER, 0, dtypes.BYTES, 1, None, 0, algorithm, None))
-    return Call(planned.plan, planned.choice, None)
+    """Prepare a barrier: a reduction of one byte."""
+    token = arrays.target(np.zeros(1, np.uint8))
+    call = _plan(group, Collective.BARRIER, token, None, count=1, shape=None, op=ReduceOp.BOR, algorithm=algorithm)
+    return call.read(token).write(token)

@@ -42,11 +42,12 @@ _TENSOR_TYPES: set[Any] = set()
 class Collectives:
     """The verbs that every rank of a communicator calls together, in the same order.
 
-    All take ``timeout`` (seconds; None = the communicator's), ``algorithm`` (a name of `ringleader algorithms`, or None to let
-    Ringleader choose) and ``async_op`` (return a `Work` at once).
+    All take ``timeout`` (seconds; None = the communicator's), ``algorithm`` (a name of `ringleader algorithms`, or
+    None to let Ringleader choose) and ``async_op`` (return a `Work` at once).
 
-    Arrays may be NumPy arrays, torch CPU tensors, or objects with the buffer protocol or DLPack. They need not be contiguous.
-    Where ranks disagree about shape, type, operator, root or the operation itself, all of them get a `MismatchError`.
+    Arrays may be NumPy arrays, torch CPU tensors, or objects with the buffer protocol or DLPack. They need not be
+    contiguous. Where ranks disagree about shape, type, operator, root or the operation itself, all of them get a
+    `MismatchError`.
     """
 
     _planner: Planner
@@ -171,7 +172,8 @@ class Collectives:
         Parameters
         ----------
         x
-            This rank's contribution. On the root it is overwritten unless `out` is given; elsewhere it is left as it is.
+            This rank's contribution. On the root it is overwritten unless `out` is given; elsewhere it is left as it
+            is.
         root
             Rank that gets the result.
         op, out
@@ -211,8 +213,8 @@ class Collectives:
         Parameters
         ----------
         x
-            Any type, the same shape and type on all ranks. Types other than the numeric ones (structured, dates, strings) are moved
-            as bytes.
+            Any type, the same shape and type on all ranks. Types other than the numeric ones (structured, dates,
+            strings) are moved as bytes.
         root
             Rank whose array is sent.
 
@@ -288,8 +290,8 @@ class Collectives:
         Returns
         -------
         array or Work
-            `out`, or a new array: of shape ``x.shape[1:]`` if `x` has several dimensions of which the first is ``size``, else of
-            `x`'s shape with the first dimension divided by ``size``.
+            `out`, or a new array: of shape ``x.shape[1:]`` if `x` has several dimensions of which the first is
+            ``size``, else of `x`'s shape with the first dimension divided by ``size``.
 
         Examples
         --------

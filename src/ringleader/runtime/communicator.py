@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import logging
+import hashlib
 import os
 import time
 import weakref
@@ -15,23 +15,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ringleader import _core, errors
+from ringleader import _core, errors, tune
 from ringleader.runtime import arrays
-from ringleader.runtime.bootstrap import Connected, Job, connect_group, open_job
+from ringleader.runtime.bootstrap import Connected
 from ringleader.runtime.collectives import seconds
+from ringleader.runtime.config import logger
+from ringleader.runtime.job import Job
 from ringleader.runtime.messages import Messages
 from ringleader.runtime.persistent import PersistentCollectives
-from ringleader.runtime.plans import Choice, Explanation, Planned, Planner, explain
+from ringleader.runtime.plans import Choice, Planned, Planner
 from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
 from ringleader.runtime.work import LiveWorks
 
-__all__ = ["CLOSE_LIMIT", "Communicator", "init"]
+__all__ = ["CLOSE_LIMIT", "Communicator"]
 
 # Leaving never takes longer than this, in seconds, whatever the peers do.
 CLOSE_LIMIT = 2.0
 
-_log = logging.getLogger("ringleader.INIT")
+_log = logger("INIT")
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
@@ -59,23 +61,22 @@ class Communicator(PersistentCollectives, Messages):
 
     def __init__(self, job: Job, group: Connected, name: str) -> None:
         self._job = job
-        self._core = group.core
+        self._core = group.native
         self._names = group.names
         self.name = name
-        self.rank: int = group.core.rank
-        self.size: int = group.core.size
+        self.rank: int = group.rank
+        self.size: int = group.size
         self.nodes: tuple[int, ...] = tuple(group.nodes)
-        neighbours = [rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
-        self.local_rank = neighbours.index(self.rank)
-        self.local_size = len(neighbours)
-        self._planner = Planner(group.core, list(group.nodes), job.config)
+        self.local_rank = group.local_ranks.index(group.rank)
+        self.local_size = len(group.local_ranks)
+        self._planner = Planner(group.native, self.nodes, job.world.config)
         self._live = LiveWorks()
         self._fast: OrderedDict[tuple[Any, ...], Planned] = OrderedDict()
         self._last_choice: Choice | None = None
         self._made: Counter[Any] = Counter()
         self._forked = False
         job.acquire()
-        self._finalizer = weakref.finalize(self, _release, group.core, job, os.getpid())
+        self._finalizer = weakref.finalize(self, _release, group.native, job, os.getpid())
         self._finalizer.atexit = False  # `_leave_all` closes the ones still open, within one limit for all
         _open.add(self)
 
@@ -121,7 +122,7 @@ class Communicator(PersistentCollectives, Messages):
         """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory)."""
         return self._core.counters()
 
-    def explain(self, collective: str, nbytes: int, *, algorithm: str | None = None) -> Explanation:
+    def explain(self, collective: str, nbytes: int, *, algorithm: str | None = None) -> tune.Explanation:
         """What would run for a collective of `nbytes`, and why.
 
         Parameters
@@ -135,21 +136,20 @@ class Communicator(PersistentCollectives, Messages):
         --------
         >>> import ringleader as rl
         >>> with rl.init(rank=0, size=1) as comm:
-        ...     comm.explain("all_reduce", 4 << 20).collective
-        'all_reduce'
+        ...     str(comm.explain("all_reduce", 4 << 20)).splitlines()[0]
         """
-        return explain(self._job.config, collective, nbytes, self.nodes, algorithm)
+        return self._planner.explain(collective, nbytes, 1, algorithm)
 
     def _check_usable(self) -> None:
         if self._forked:
             raise errors.ForkError(
-                f"{self.name} belongs to process {self._job.pid}; a forked child cannot use it: call ringleader.init() in "
-                "the child, or start it with ringleader.spawn or the 'spawn' method"
+                f"{self.name} belongs to the parent process; a forked child cannot use it: start the child with "
+                "ringleader.spawn or multiprocessing's 'spawn' method, and call ringleader.init() there"
             )
         state = self._core.state
         if state == "aborted":
             raise errors.AbortedError(
-                f"{self.name} was aborted: {self._core.abort_reason}; shrink() makes a communicator of the ranks that are left",
+                f"{self.name} was aborted: {self._core.abort_reason}; shrink() makes one of the ranks that are left",
                 self._core.lost_ranks,
             )
         if state == "closed":
@@ -247,16 +247,19 @@ class Communicator(PersistentCollectives, Messages):
             return None
         number = self._made[tuple(members)]
         self._made[tuple(members)] += 1
-        return self._derive(f"{self.name}/ranks{'_'.join(map(str, members))}.{number}", members, timeout)
+        return self._derive(f"{self.name}/ranks{_ranks_name(members)}.{number}", members, timeout)
 
     def _derive(self, name: str, members: list[int], timeout: float | None) -> Communicator:
-        return _connect(self._job, name, members.index(self.rank), len(members), timeout or self.timeout)
+        rank, limit = members.index(self.rank), seconds(timeout) or self.timeout
+        group = self._job.connect(name, rank, len(members), limit, self.timeout)
+        return Communicator(self._job, group, name)
 
     def shrink(self, *, timeout: float = 30.0) -> Communicator:
-        """After a failure: a working communicator of the ranks that are left, in their old order. All survivors must call it.
+        """After a failure: a working communicator of the ranks that are left, in their old order. All survivors must
+        call it.
 
-        They agree through the store on who is lost: every rank that died, or does not call `shrink` within `timeout` seconds.
-        This communicator is aborted if it was not.
+        They agree through the store on who is lost: every rank that died, or does not call `shrink` within `timeout`
+        seconds. This communicator is aborted if it was not.
 
         Raises
         ------
@@ -273,7 +276,7 @@ class Communicator(PersistentCollectives, Messages):
         self._made["shrink"] += 1
         name = f"{self.name}/shrink{number}"
         lost = agree_on_lost(
-            PrefixStore(name, self._job.store), self.rank, self.size, lambda: self._core.lost_ranks, timeout
+            PrefixStore(name, self._job.world.store), self.rank, self.size, lambda: self._core.lost_ranks, timeout
         )
         _log.warning("%s goes on as %s without %s", self.name, name, describe_loss(lost, self._names))
         members = [rank for rank in range(self.size) if rank not in lost]
@@ -286,7 +289,10 @@ class Communicator(PersistentCollectives, Messages):
         self._core.abort(reason)
 
     def close(self) -> None:
-        """Leave the group. Operations in flight fail with `ClosedError`; takes 2 s at most, whatever peers do. Idempotent."""
+        """Leave the group; takes 2 s at most, whatever peers do. Idempotent.
+
+        Operations in flight fail with `ClosedError`.
+        """
         if not self._forked:
             self._leave(CLOSE_LIMIT)
 
@@ -307,6 +313,12 @@ class Communicator(PersistentCollectives, Messages):
 
     def __repr__(self) -> str:
         return f"<Communicator {self.name}: rank {self.rank} of {self.size}, {self.state}>"
+
+
+def _ranks_name(members: list[int]) -> str:
+    """A short name for a sequence of ranks."""
+    text = "_".join(map(str, members))
+    return text if len(text) <= 24 else f"{len(members)}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
 def _release(core: _core.Communicator, job: Job, pid: int) -> None:

@@ -29,8 +29,8 @@ _CODES: Final = {name: code for code, name in enumerate(DTYPE_NAMES)}
 class ReduceOp:
     """A reduction operator. Compare with ``is``; every operator exists once.
 
-    ``SUM``, ``PROD``, ``MIN``, ``MAX``, ``AVG`` (divides by the size of the group in use), ``BAND``, ``BOR``, ``BXOR``, and
-    what `premul_sum` returns. Everywhere an operator is expected, its name (``"sum"``) does as well.
+    ``SUM``, ``PROD``, ``MIN``, ``MAX``, ``AVG`` (divides by the size of the group in use), ``BAND``, ``BOR``,
+    ``BXOR``, and what `premul_sum` returns. Everywhere an operator is expected, its name (``"sum"``) does as well.
 
     Examples
     --------
@@ -105,9 +105,9 @@ def parse_op(op: ReduceOp | str) -> ReduceOp:
     return found
 
 
-def code_of_name(name: str) -> int | None:
-    """Native code of an element type's name (``"float32"``), or None if the core has no such type."""
-    return _CODES.get(name)
+def code_of_name(name: str) -> int:
+    """Native code of an element type's name (``"float32"``); `BYTES` for a type that can only be moved."""
+    return _CODES.get(name, BYTES)
 
 
 _NUMPY_KINDS: Final = frozenset("biufc")
@@ -123,7 +123,8 @@ def code_of_numpy(dtype: np.dtype[Any]) -> int:
     """
     if dtype.hasobject:
         raise errors.UnsupportedType(
-            f"arrays of type {dtype} hold Python objects, which cannot be sent; convert to a numeric type, or pickle into bytes"
+            f"arrays of type {dtype} hold Python objects, which cannot be sent; convert to a numeric type, or pickle "
+            "into bytes"
         )
     if dtype.kind in _NUMPY_KINDS or dtype.name == "bfloat16":
         code = _CODES.get(dtype.name, BYTES)
@@ -159,6 +160,6 @@ def check_supported(code: int, dtype_name: str, op: ReduceOp) -> None:
         return
     ops = supported_ops(code) if code != BYTES else ()
     raise errors.UnsupportedType(
-        f"{op.name} is not offered for {dtype_name}: it offers {', '.join(ops) or 'no reductions (it can be moved, not reduced)'}; "
+        f"{op.name} is not offered for {dtype_name}, which offers {', '.join(ops) or 'no reductions, only copies'}; "
         f"{op.name} is offered for {', '.join(supported_dtypes(op.code))}"
     )

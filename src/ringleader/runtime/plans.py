@@ -1,28 +1,28 @@
-"""From a request to a plan: choice of the algorithm, schedule, lowering, binding; each step cached.
+"""From a request to a plan: choice of the algorithm, schedule, lowering, binding.
 
-The cache of plans is a least-recently-used list of at most `PLAN_CACHE_SIZE` entries per communicator, the cache of lowered
-schedules one of at most `LOWERED_CACHE_SIZE`: memory stays flat however many different sizes a program uses.
+Plans are kept in a least-recently-used cache of at most `PLAN_CACHE_SIZE` entries per communicator; schedules and
+lowered schedules have bounded caches of their own. So memory stays flat however many different sizes a program uses.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from ringleader import _core, algorithms, tune
+from ringleader.runtime.config import Config, logger
 from ringleader.runtime.dtypes import ReduceOp
 from ringleader.schedule import Collective
 from ringleader.schedule.lower import lower
 
-__all__ = ["LOWERED_CACHE_SIZE", "PLAN_CACHE_SIZE", "Choice", "LruCache", "Planned", "Planner", "Request"]
+__all__ = ["PLAN_CACHE_SIZE", "Choice", "LruCache", "Planned", "Planner", "Request"]
 
 PLAN_CACHE_SIZE: Final = 512
-LOWERED_CACHE_SIZE: Final = 64
 NO_OP: Final = 255
 
-log = logging.getLogger("ringleader.choice")
+log = logger("TUNE")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -31,7 +31,8 @@ V = TypeVar("V")
 class LruCache(Generic[K, V]):
     """A dictionary that forgets the entry not used for longest when it is full.
 
-    Safe to use from several threads: each method is a few atomic dictionary operations, and losing a race only costs a rebuild.
+    Safe to use from several threads: each method is a few atomic dictionary operations, and losing a race only costs
+    a rebuild.
     """
 
     __slots__ = ("_entries", "limit")
@@ -44,20 +45,16 @@ class LruCache(Generic[K, V]):
         """The entry, now the most recently used, or None."""
         entry = self._entries.get(key)
         if entry is not None:
-            try:
+            with suppress(KeyError):  # forgotten by another thread meanwhile
                 self._entries.move_to_end(key)
-            except KeyError:  # forgotten by another thread meanwhile
-                pass
         return entry
 
     def put(self, key: K, value: V) -> None:
         """Add an entry."""
         self._entries[key] = value
         while len(self._entries) > self.limit:
-            try:
+            with suppress(KeyError):
                 self._entries.popitem(last=False)
-            except KeyError:
-                break
 
     def clear(self) -> None:
         """Forget everything."""
@@ -71,7 +68,7 @@ class Request(NamedTuple):
     """What a collective call asks for; equal requests share a plan."""
 
     collective: Collective
-    count: int  # elements, or per block for collectives over blocks
+    elements: int  # per block for collectives over blocks
     code: int
     itemsize: int
     op: ReduceOp | None
@@ -92,7 +89,8 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         windows = f", {self.windows} windows" if self.windows > 1 else ""
-        return f"{self.collective} of {self.nbytes} bytes: {self.algorithm} ({self.protocol}{windows}) because {self.reason}"
+        how = f"{self.algorithm} ({self.protocol}{windows})"
+        return f"{self.collective} of {self.nbytes} bytes: {how} because {self.reason}"
 
 
 class Planned(NamedTuple):
@@ -111,16 +109,15 @@ class Planner:
         The native communicator.
     nodes
         Node number of every rank.
-    forced
-        What the configuration forces for a collective, or None.
+    config
+        Its ``algo`` and ``proto`` limit the choice.
     """
 
-    def __init__(self, core: _core.Communicator, nodes: list[int], forced: Callable[[str], str | None]) -> None:
+    def __init__(self, core: _core.Communicator, nodes: Sequence[int], config: Config) -> None:
         self._core = core
-        self._nodes = nodes
-        self._forced = forced
+        self._nodes = tuple(nodes)
+        self._limits = {"RINGLEADER_ALGO": config.algo or "", "RINGLEADER_PROTO": config.proto.replace("auto", "")}
         self._plans: LruCache[Request, Planned] = LruCache(PLAN_CACHE_SIZE)
-        self._lowered: LruCache[tuple[Collective, str, int, bool], _core.Lowered] = LruCache(LOWERED_CACHE_SIZE)
         self._announced: LruCache[tuple[str, str, str], bool] = LruCache(256)
 
     def plan(self, request: Request) -> Planned:
@@ -140,44 +137,17 @@ class Planner:
     def _build(self, request: Request) -> Planned:
         collective, count, code, itemsize, op, root, algorithm, shape = request
         nbytes = count * itemsize * (len(self._nodes) if collective.blocked else 1)
-        chosen = tune.select(
-            collective.value,
-            nbytes,
-            len(self._nodes),
-            self._nodes,
-            itemsize,
-            forced=algorithm or self._forced(collective.value),
-        )
-        lowered = self.lowered(collective, chosen.algorithm, root, chosen.protocol != "pull")
+        n = len(self._nodes)
+        chosen = tune.select(collective.value, nbytes, n, self._nodes, itemsize, forced=algorithm, env=self._limits)
+        schedule = algorithms.build(collective.value, chosen.algorithm, n, root)
+        lowered = lower(schedule, self._nodes, push=chosen.protocol != "pull")
         # The protocol decides who copies, so ranks that differ in it must not meet: it is part of the fingerprint.
         identity = algorithms.algorithm_hash(f"{chosen.algorithm}/{chosen.protocol}")
-        if collective is Collective.BARRIER:
-            plan = self._core.barrier_plan(lowered, identity)
-        else:
-            plan = self._core.plan(
-                lowered,
-                int(collective.code),
-                count,
-                code,
-                NO_OP if op is None else op.code,
-                root,
-                identity,
-                shape,
-                1.0 if op is None else op.factor,
-            )
+        operation, factor = (NO_OP, 1.0) if op is None else (op.code, op.factor)
+        plan = self._core.plan(lowered, collective.code, count, code, operation, root, identity, shape, factor)
         choice = Choice(collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, chosen.reason)
         self._announce(choice)
         return Planned(plan, choice)
-
-    def lowered(self, collective: Collective, algorithm: str, root: int, push: bool) -> _core.Lowered:
-        """The lowered schedule of an algorithm on this communicator's layout."""
-        key = (collective, algorithm, root, push)
-        lowered = self._lowered.get(key)
-        if lowered is None:
-            schedule = algorithms.build(collective.value, algorithm, len(self._nodes), root)
-            lowered = lower(schedule, self._nodes, push)
-            self._lowered.put(key, lowered)
-        return lowered
 
     def _announce(self, choice: Choice) -> None:
         key = (choice.collective, choice.algorithm, choice.protocol)
@@ -185,7 +155,11 @@ class Planner:
             self._announced.put(key, True)
             log.info("rank %d: %s", self._core.rank, choice)
 
+    def explain(self, collective: str, nbytes: int, itemsize: int, algorithm: str | None) -> tune.Explanation:
+        """What would run, among which candidates."""
+        n = len(self._nodes)
+        return tune.explain(collective, nbytes, n, self._nodes, itemsize, forced=algorithm, env=self._limits)
+
     def clear(self) -> None:
         """Forget all plans."""
         self._plans.clear()
-        self._lowered.clear()

@@ -1,9 +1,9 @@
 """Which ranks are left: agreement among the survivors of a failure, through the store.
 
-Every survivor announces itself, with the ranks that it knows to be lost. A rank that has not announced itself is waited for,
-unless it is known to be dead, here or in another's announcement, or until the deadline. Then one survivor's
-list is decided on, whichever asks first (an atomic counter in the store), and all take it: so all agree, also where some
-saw more than others. A rank that was given up and comes too late is told so.
+Every survivor announces itself, with the ranks that it knows to be lost. A rank that has not announced itself is
+waited for, unless it is known to be dead, here or in another's announcement, or until the deadline. Then one
+survivor's list is decided on, whichever asks first (an atomic counter in the store), and all take it: so all agree,
+also where some saw more than others. A rank that was given up and comes too late is told so.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def agree_on_lost(
         ) from error
     if rank in decision:
         raise errors.PeerLost(
-            f"rank {rank} came too late to shrink(): the other survivors had given it up after waiting; raise their timeout",
+            f"rank {rank} came too late to shrink(): the other survivors had given it up; raise their timeout",
             [rank],
         )
     return sorted(decision)

@@ -13,8 +13,8 @@ __all__ = ["LiveWorks", "Work"]
 class Work:
     """An operation that was started with ``async_op=True``, `isend`, `irecv` or ``start()``.
 
-    The arrays involved are kept alive until the operation is complete, also if the `Work` is dropped. The result is defined
-    once `wait` or `result` has returned (or `is_completed` has returned True).
+    The arrays involved are kept alive until the operation is complete, also if the `Work` is dropped. The result is
+    defined once `wait` or `result` has returned (or `is_completed` has returned True).
 
     Examples
     --------
@@ -110,8 +110,9 @@ class Work:
 class LiveWorks:
     """Keeps works (and so their arrays) alive until they are complete.
 
-    A work leaves when it is waited for; each addition also lets completed ones go from the front, and sweeps all of them when
-    their number has doubled since the last sweep. So what is held is in proportion to what is really in flight.
+    A work leaves when it is waited for; each addition also lets completed ones go from the front, and sweeps all of
+    them when their number has doubled since the last sweep. So what is held is in proportion to what is really in
+    flight.
     """
 
     __slots__ = ("_limit", "_works")
