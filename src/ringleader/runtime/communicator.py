@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ringleader import _core, errors, tune
 from ringleader.runtime import arrays
-from ringleader.runtime.bootstrap import Connected
+from ringleader.runtime.bootstrap import Connected, connect_group
 from ringleader.runtime.collectives import seconds
 from ringleader.runtime.config import logger
 from ringleader.runtime.job import Job
@@ -28,7 +28,7 @@ from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
 from ringleader.runtime.work import LiveWorks
 
-__all__ = ["CLOSE_LIMIT", "Communicator"]
+__all__ = ["CLOSE_LIMIT", "Communicator", "connect"]
 
 # Leaving never takes longer than this, in seconds, whatever the peers do.
 CLOSE_LIMIT = 2.0
@@ -61,7 +61,7 @@ class Communicator(PersistentCollectives, Messages):
 
     def __init__(self, job: Job, group: Connected, name: str) -> None:
         self._job = job
-        self._core = group.native
+        self._core = group.core
         self._names = group.names
         self.name = name
         self.rank: int = group.rank
@@ -69,14 +69,14 @@ class Communicator(PersistentCollectives, Messages):
         self.nodes: tuple[int, ...] = tuple(group.nodes)
         self.local_rank = group.local_ranks.index(group.rank)
         self.local_size = len(group.local_ranks)
-        self._planner = Planner(group.native, self.nodes, job.world.config)
+        self._planner = Planner(group.core, self.nodes, job.config)
         self._live = LiveWorks()
         self._fast: OrderedDict[tuple[Any, ...], Planned] = OrderedDict()
         self._last_choice: Choice | None = None
         self._made: Counter[Any] = Counter()
         self._forked = False
         job.acquire()
-        self._finalizer = weakref.finalize(self, _release, group.native, job, os.getpid())
+        self._finalizer = weakref.finalize(self, _release, group.core, job, os.getpid())
         self._finalizer.atexit = False  # `_leave_all` closes the ones still open, within one limit for all
         _open.add(self)
 
@@ -251,8 +251,7 @@ class Communicator(PersistentCollectives, Messages):
 
     def _derive(self, name: str, members: list[int], timeout: float | None) -> Communicator:
         rank, limit = members.index(self.rank), seconds(timeout) or self.timeout
-        group = self._job.connect(name, rank, len(members), limit, self.timeout)
-        return Communicator(self._job, group, name)
+        return Communicator(self._job, connect(self._job, name, rank, len(members), limit, self.timeout), name)
 
     def shrink(self, *, timeout: float = 30.0) -> Communicator:
         """After a failure: a working communicator of the ranks that are left, in their old order. All survivors must
@@ -276,7 +275,7 @@ class Communicator(PersistentCollectives, Messages):
         self._made["shrink"] += 1
         name = f"{self.name}/shrink{number}"
         lost = agree_on_lost(
-            PrefixStore(name, self._job.world.store), self.rank, self.size, lambda: self._core.lost_ranks, timeout
+            PrefixStore(name, self._job.store), self.rank, self.size, lambda: self._core.lost_ranks, timeout
         )
         _log.warning("%s goes on as %s without %s", self.name, name, describe_loss(lost, self._names))
         members = [rank for rank in range(self.size) if rank not in lost]
@@ -313,6 +312,43 @@ class Communicator(PersistentCollectives, Messages):
 
     def __repr__(self) -> str:
         return f"<Communicator {self.name}: rank {self.rank} of {self.size}, {self.state}>"
+
+
+def connect(job: Job, name: str, rank: int, size: int, timeout: float, operation_timeout: float) -> Connected:
+    """Form a group of `size` ranks, of which this process is `rank`.
+
+    Parameters
+    ----------
+    name
+        Equal on all members, never used before in this job.
+    timeout, operation_timeout
+        Seconds for forming the group, and for each of its operations by default.
+    """
+    config = job.config
+
+    def make(local_ranks: int) -> _core.Communicator:
+        options = {
+            "slot_bytes": config.buffsize,
+            "p2p_ring_bytes": config.p2p_buffsize,
+            "usable_cores": _core.usable_cores(),
+            "local_ranks": local_ranks,
+            "spin_us": config.spin_us,
+            "yield_us": config.yield_us,
+        }
+        given = {key: value for key, value in options.items() if value is not None}
+        return _core.Communicator(rank, size, operation_timeout, given)
+
+    return connect_group(
+        job.store,
+        rank,
+        size,
+        group_id=name,
+        secret=job.secret,
+        config=config,
+        timeout=timeout,
+        native_comm_factory=make,
+        route_to=job.route_to,
+    )
 
 
 def _ranks_name(members: list[int]) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ringleader import errors, tune
-from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.communicator import Communicator, connect
 from ringleader.runtime.config import Config
 from ringleader.runtime.environment import DEFAULT_PORT, format_hostport
-from ringleader.runtime.job import Job
-from ringleader.runtime.world import open_world
+from ringleader.runtime.job import open_job
 
 __all__ = ["init"]
 
@@ -74,11 +73,10 @@ def init(
     if master_addr is None and master_port is not None:
         raise errors.InvalidArgument(f"master_port={master_port} is given without master_addr; give both")
     address = None if master_addr is None else format_hostport(master_addr, master_port or DEFAULT_PORT)
-    world = open_world(rank, size, address=address, store=store, secret=secret, config=config)
+    job = open_job(rank, size, address=address, store=store, secret=secret, config=config)
     try:
-        job = Job(world)
-        group = job.connect("world", world.rank, world.size, config.store_timeout, config.timeout)
+        group = connect(job, "world", job.rank, job.size, config.store_timeout, config.timeout)
         return Communicator(job, group, "world")
     except BaseException:
-        world.close()
+        job.close()
         raise
