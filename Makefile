@@ -1,12 +1,105 @@
-# Everything a developer types. `make demo` and `make test` set up .venv by themselves.
+# Everything a developer types. Each target sets up what it needs: `make test` and `make demo` work on a fresh clone.
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BUILD ?= build
 JOBS ?= $(shell nproc)
+BIN := $(abspath $(VENV))/bin
+CMAKE := $(BIN)/cmake
+CMAKE_FLAGS := -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -DRINGLEADER_WERROR=ON
+# pip puts the package in .venv as an editable install without a native module of its own: `dev` builds that, beside the sources.
+INSTALLED := $(VENV)/.installed
 
-# Quick native rebuild for work on the core: the module lands beside the Python sources.
+.PHONY: help
+help:
+	@echo 'make test         set up .venv, build, run all tests of the Python package'
+	@echo 'make demo         train a small GPT on real text over Ringleader and over Gloo'
+	@echo 'make bench        measure against Gloo; rewrites the tables and plots in the documentation'
+	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
+	@echo 'make lint         ruff                 make typecheck   mypy --strict'
+	@echo 'make docs-check   examples in docstrings, links in the documentation'
+	@echo 'make check        lint, typecheck, docs-check, test-native, sanitize, test'
+	@echo 'make dev          rebuild the native module in place'
+
+# ---------------------------------------------------------------- set-up
+
+# Repeated only when the list of dependencies changes.
+$(INSTALLED): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet '$(TORCH)' 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.25' 'ninja>=1.11'
+	$(BIN)/python -m pip install --quiet --no-build-isolation --config-settings=wheel.cmake=false -e '.[dev]'
+	@touch $@
+
+# Quick native rebuild: the module lands beside the Python sources. Replaced by a rename, so a running process keeps its own.
 .PHONY: dev
-dev:
-	@cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
-	cmake --build build/dev -j $(JOBS)
-	cp build/dev/_core*.so src/ringleader/_core.tmp && mv src/ringleader/_core.tmp src/ringleader/$$(basename build/dev/_core*.so)
+dev: | $(INSTALLED)
+	@$(CMAKE) -S . -B $(BUILD)/dev $(CMAKE_FLAGS) -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(BIN)/python >/dev/null
+	$(CMAKE) --build $(BUILD)/dev -j $(JOBS)
+	@module=$$(cd $(BUILD)/dev && ls -t _core*.so | head -n 1); \
+	cmp -s $(BUILD)/dev/$$module src/ringleader/$$module || \
+	{ cp $(BUILD)/dev/$$module src/ringleader/_core.tmp && mv src/ringleader/_core.tmp src/ringleader/$$module; }
+
+.PHONY: setup
+setup: $(INSTALLED) dev
+
+# ---------------------------------------------------------------- use
+
+.PHONY: demo bench
+demo: setup
+	$(BIN)/python examples/train_text.py
+
+bench: setup
+	$(BIN)/python benchmarks/run.py
+
+# ---------------------------------------------------------------- checks
+
+.PHONY: test lint typecheck docs-check check
+test: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(INSTALLED)
+	$(BIN)/mypy
+
+docs-check: setup
+	$(BIN)/python -m pytest --doctest-modules src/ringleader $(PYTEST_ARGS)
+	$(BIN)/python tests/check_docs.py
+
+check: lint typecheck docs-check test-native sanitize test
+
+# ---------------------------------------------------------------- native tests
+
+# A hang is a failure: no part of the native tests may take longer than this many seconds.
+NATIVE_LIMIT ?= 300
+# TSan cannot place its shadow memory under strong address randomisation; where it may not be switched off we try without.
+NO_ASLR := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo "setarch $$(uname -m) -R")
+export ASAN_OPTIONS ?= detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
+export UBSAN_OPTIONS ?= print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
+
+define native_build
+	@$(CMAKE) -S . -B $(BUILD)/$(1) $(CMAKE_FLAGS) -DRINGLEADER_NATIVE_TESTS=ON $(2) >/dev/null
+	$(CMAKE) --build $(BUILD)/$(1) -j $(JOBS)
+endef
+
+.PHONY: test-native sanitize sanitize-address sanitize-thread
+test-native: | $(INSTALLED)
+	$(call native_build,native,-DCMAKE_BUILD_TYPE=Release)
+	timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/native/ringleader_tests $(NATIVE_ARGS)
+
+sanitize-address: | $(INSTALLED)
+	$(call native_build,asan,-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 -DRINGLEADER_SANITIZE=address,undefined)
+	timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/asan/ringleader_tests $(NATIVE_ARGS)
+
+sanitize-thread: | $(INSTALLED)
+	$(call native_build,tsan,-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 -DRINGLEADER_SANITIZE=thread)
+	timeout --kill-after=10 $(NATIVE_LIMIT) $(NO_ASLR) $(BUILD)/tsan/ringleader_tests $(NATIVE_ARGS)
+
+sanitize: sanitize-address sanitize-thread
+
+.PHONY: clean
+clean:
+	rm -rf $(BUILD) src/ringleader/_core*.so

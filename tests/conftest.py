@@ -1,0 +1,39 @@
+"""What all tests share: a clean environment, and marks for what a machine cannot run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Variables of launchers: set by an outer torchrun or mpirun they would make every rl.init() of a test join that job.
+_LAUNCHER_PREFIXES = ("RINGLEADER_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
+_LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _is_launcher_variable(name: str) -> bool:
+    return name.startswith(_LAUNCHER_PREFIXES) or name in _LAUNCHER_NAMES
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_outer_job() -> Iterator[None]:
+    """Tests see no launcher variables but their own; RINGLEADER_ISA is kept, to run all tests on other kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if _is_launcher_variable(name) and name != "RINGLEADER_ISA":
+                patch.delenv(name)
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests of several hosts where network namespaces cannot be made."""
+    if os.geteuid() == 0 and shutil.which("ip") is not None:
+        return
+    skip = pytest.mark.skip(reason="network namespaces need root and iproute2")
+    hosts = Path(__file__).parent / "hosts"
+    for item in items:
+        if hosts in item.path.parents:
+            item.add_marker(skip)
