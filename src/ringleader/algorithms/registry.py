@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -155,9 +156,26 @@ def algorithm(
         entries[name] = Algorithm(
             collective, name, function, summary, reference, cost, steps, volume, transfers, parameters, aliases
         )
+        function.__doc__ = _docstring(entries[name])
         return function
 
     return register
+
+
+def _docstring(entry: Algorithm) -> str:
+    """The function's own docstring with what the registry knows: parameters, cost and reference."""
+    root = "The root rank." if Collective(entry.collective).rooted else "Always 0: the collective has no root."
+    sections = {
+        "Parameters": ["n", "    Ranks, at least 1.", "root", f"    {root}"],
+        "Returns": ["Schedule", f"    For {entry.collective}; cost {entry.cost} (see docs/algorithms.md)."],
+        "References": [entry.reference],
+    }
+    for parameter in entry.parameters:
+        sections["Parameters"] += [parameter.name, f"    {parameter.summary}: {parameter.values}."]
+    lines = [inspect.cleandoc(entry.function.__doc__ or entry.summary)]
+    for title, body in sections.items():
+        lines += ["", title, "-" * len(title), *body]
+    return "\n".join(lines)
 
 
 def _entries(collective: str) -> dict[str, Algorithm]:
