@@ -87,6 +87,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   struct Driver {
     Driver(const WaitPolicy& policy, ControlBlock* own) : waiter(policy, own) {}
     Waiter waiter;
+    double timeout = 0;
     Clock::time_point started{}, deadline{}, next_health{};
     std::uint32_t moves = 0;
     std::vector<pollfd> fds;
@@ -97,15 +98,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void begin(const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout, Driver& driver);
   bool drive(Driver& driver, Clock::time_point until, bool serve_p2p);
   void check(Driver& driver, Clock::time_point now);
-  void check_peers(Clock::time_point now);
+  void check_peers(bool in_operation);
   Error timeout_error(const Driver& driver, Clock::time_point now) const;
   std::string last_operation(Rank rank) const;
   Error first_cause_of(const Error& error);
   [[noreturn]] void throw_aborted() const;
   void fail(const Error& error);
   void spread(const Error& error);
-  void poll_control();
+  void poll_control(const std::string& where);
   void enqueue(Job job);
+  bool waiting_jobs();
   void ensure_thread();
   void thread_main();
   void run_job(Job& job);

@@ -24,6 +24,7 @@ struct SharedBlock {
   ControlBlock control;
   alignas(64) std::atomic<std::uint64_t> slot_offset[2];  // arena offset of the pair of slots of each class; 0 = not made yet
   std::atomic<std::uint64_t> slot_bytes[2];               // of one slot of the pair
+  std::atomic<std::uint64_t> ring_bytes;                  // capacity of the rings this rank writes
   std::atomic<std::uint64_t>* rings() { return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1); }
   std::atomic<std::uint32_t>* departed(Rank size) { return reinterpret_cast<std::atomic<std::uint32_t>*>(rings() + size); }
   static std::size_t bytes(Rank size) { return sizeof(SharedBlock) + 12 * static_cast<std::size_t>(size); }

@@ -1,0 +1,273 @@
+// Communicator, Plan, Work, CompletionQueue. Waiting happens without the GIL, in slices after which signals are handled.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+
+#include "bind/bind.hpp"
+#include "core/communicator.hpp"
+
+namespace nb = nanobind;
+
+namespace ringleader {
+
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(100);  // longest wait without looking at signals
+constexpr int kQuickRounds = 200;                        // progress attempts before the GIL is released: a few microseconds
+
+void handle_signals() {
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+struct PyPlan {
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<const Plan> plan;
+  bool spin;
+};
+
+struct PyWork {
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<WorkState> state;
+};
+
+void require_pointers(const Plan& plan, std::uintptr_t in, std::uintptr_t out) {
+  if ((plan.in_bytes && !in) || (plan.out_bytes && !out))
+    throw Error(ErrorKind::invalid, std::string(name(plan.lowered()->collective)) + ": the " + (plan.in_bytes && !in ? "input" : "output") +
+                                        " pointer is null, but this rank has one of " +
+                                        std::to_string(plan.in_bytes && !in ? plan.in_bytes : plan.out_bytes) + " bytes");
+}
+
+void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
+  require_pointers(*self.plan, in, out);
+  Call call(self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout);
+  if (self.spin && call.spin(kQuickRounds)) return;
+  for (;;) {
+    bool done;
+    {
+      nb::gil_scoped_release released;
+      done = call.advance(Clock::now() + kSlice);
+    }
+    if (done) return;
+    handle_signals();  // leaving by an exception abandons the call, which aborts the communicator
+  }
+}
+
+PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
+  require_pointers(*self.plan, in, out);
+  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout)};
+}
+
+bool wait_work(PyWork& self, double timeout) {
+  const auto until = timeout > 0 && timeout < 1e9
+                         ? Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout))
+                         : Clock::time_point::max();
+  while (!self.state->done()) {
+    const auto slice = Clock::now() + kSlice;
+    {
+      nb::gil_scoped_release released;
+      self.state->wait_until(std::min(slice, until));
+    }
+    if (self.state->done()) break;
+    handle_signals();
+    if (Clock::now() >= until) return false;
+  }
+  self.state->rethrow();
+  return true;
+}
+
+CommOptions parse_options(const std::map<std::string, std::int64_t>& given) {
+  CommOptions options;
+  std::map<std::string, std::int64_t> rest = given;
+  const auto take = [&](const char* key, std::int64_t fallback) {
+    const auto found = rest.find(key);
+    const std::int64_t value = found == rest.end() ? fallback : found->second;
+    if (value < 0) throw Error(ErrorKind::invalid, std::string("option ") + key + ": expected a non-negative number, got " + std::to_string(value));
+    if (found != rest.end()) rest.erase(found);
+    return value;
+  };
+  options.slot_bytes = static_cast<std::uint64_t>(take("slot_bytes", static_cast<std::int64_t>(options.slot_bytes)));
+  options.ring_bytes = static_cast<std::uint64_t>(take("p2p_ring_bytes", static_cast<std::int64_t>(options.ring_bytes)));
+  options.wait.spin_us = static_cast<std::uint32_t>(take("spin_us", options.wait.spin_us));
+  options.wait.yield_us = static_cast<std::uint32_t>(take("yield_us", options.wait.yield_us));
+  const std::int64_t cores = take("usable_cores", 0), ranks = take("local_ranks", 1);
+  options.wait.oversubscribed = cores > 0 && ranks > cores;
+  if (!rest.empty())
+    throw Error(ErrorKind::invalid, "unknown option '" + rest.begin()->first +
+                                        "'; known: slot_bytes, p2p_ring_bytes, spin_us, yield_us, usable_cores, local_ranks");
+  options.small_slot_bytes = std::min(options.small_slot_bytes, options.slot_bytes);
+  return options;
+}
+
+OpInfo describe(Collective collective, std::uint64_t count, DType dtype, ReduceOp op, Rank root, std::uint64_t algorithm,
+                const std::optional<std::vector<std::int64_t>>& shape, double factor) {
+  OpInfo info;
+  info.count = count;
+  info.algorithm = algorithm;
+  info.factor = op == ReduceOp::premul_sum ? factor : 0;
+  info.root = root;
+  info.collective = static_cast<std::uint8_t>(collective);
+  info.dtype = static_cast<std::uint8_t>(dtype);
+  info.op = static_cast<std::uint8_t>(op);
+  info.ndim = shape ? static_cast<std::uint8_t>(std::min<std::size_t>(shape->size(), 254)) : 255;
+  if (shape)
+    for (std::size_t i = 0; i < std::min<std::size_t>(shape->size(), 6); ++i) info.shape[i] = (*shape)[i];
+  return info;
+}
+
+PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, bool spin, LoweredPtr lowered, int collective, std::uint64_t count,
+                 int dtype, int op, Rank root, std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape,
+                 double factor) {
+  if (static_cast<int>(lowered->collective) != collective)
+    throw Error(ErrorKind::invalid, std::string("the schedule is for ") + name(lowered->collective) + ", not " +
+                                        name(static_cast<Collective>(collective)));
+  if (dtype < 0 || dtype >= kDTypeCount) throw Error(ErrorKind::invalid, "unknown dtype code " + std::to_string(dtype));
+  PlanRequest request;
+  request.lowered = std::move(lowered);
+  request.count = count;
+  request.dtype = static_cast<DType>(dtype);
+  request.op = static_cast<ReduceOp>(op);
+  request.factor = factor;
+  request.info = describe(static_cast<Collective>(collective), count, request.dtype, request.op, root, algorithm, shape, factor);
+  return {communicator, communicator->make_plan(std::move(request)), spin};
+}
+
+// The Python class: the native communicator and how its synchronous calls begin.
+struct PyCommunicator {
+  std::shared_ptr<Communicator> native;
+  bool spin;
+
+  PyCommunicator(Rank rank, Rank size, double timeout, const std::map<std::string, std::int64_t>& given) {
+    const CommOptions options = parse_options(given);
+    native = std::make_shared<Communicator>(rank, size, timeout, options);
+    spin = !options.wait.oversubscribed;
+  }
+};
+
+void connect(PyCommunicator& self, std::vector<std::int32_t> nodes, const nb::list& processes, std::vector<std::uint64_t> offsets,
+             std::vector<std::vector<int>> sockets, std::vector<std::string> names) {
+  ConnectRequest request{std::move(nodes), {}, std::move(offsets), std::move(sockets), std::move(names)};
+  for (const nb::handle process : processes)
+    request.processes.push_back(process.is_none() ? nullptr : nb::cast<std::shared_ptr<PeerProcess>>(process));
+  self.native->connect(std::move(request));
+}
+
+nb::list status(PyCommunicator& self) {
+  nb::list rows;
+  for (Rank r = 0; r < self.native->size(); ++r) {
+    const Communicator::RankStatus status = self.native->status_of(r);
+    nb::dict row;
+    row["rank"] = r;
+    row["name"] = status.name;
+    row["alive"] = status.alive;
+    row["last"] = status.last;
+    row["sequence"] = status.sequence;
+    rows.append(row);
+  }
+  return rows;
+}
+
+nb::dict counters(PyCommunicator& self) {
+  Mesh& mesh = self.native->mesh();
+  nb::dict result;
+  const auto put = [&](const char* key, const Counters::Counter& counter) { result[key] = counter.load(std::memory_order_relaxed); };
+  put("operations", mesh.counters.operations);
+  put("windows", mesh.counters.windows);
+  put("sleeps", mesh.counters.sleeps);
+  put("bytes_staged_in", mesh.counters.bytes_staged_in);
+  put("bytes_staged_out", mesh.counters.bytes_staged_out);
+  put("bytes_written_peer", mesh.counters.bytes_written_peer);
+  put("bytes_read_peer", mesh.counters.bytes_read_peer);
+  std::uint64_t sent = 0, received = 0;
+  for (const Mesh::Peer& peer : mesh.peers)
+    for (const auto& link : peer.links) {
+      sent += link->bytes_sent;
+      received += link->bytes_received;
+    }
+  result["bytes_sent_net"] = sent;
+  result["bytes_received_net"] = received;
+  return result;
+}
+
+const char* state_name(Communicator::State state) {
+  switch (state) {
+    case Communicator::State::fresh: return "new";
+    case Communicator::State::live: return "live";
+    case Communicator::State::aborted: return "aborted";
+    case Communicator::State::closed: break;
+  }
+  return "closed";
+}
+
+void bind_work(nb::module_& m) {
+  nb::class_<PyWork>(m, "Work")
+      .def("poll", [](PyWork& self) { return self.state->done(); })
+      .def("wait", &wait_work, nb::arg("timeout") = 0)
+      .def("error", [](PyWork& self) -> nb::object {
+        const auto error = self.state->error();
+        return error ? to_python(*error) : nb::none();
+      })
+      .def_prop_ro("source", [](PyWork& self) { return self.state->done() ? self.state->source : -1; })
+      .def_prop_ro("tag", [](PyWork& self) { return self.state->done() ? self.state->tag : 0; })
+      .def_prop_ro("nbytes", [](PyWork& self) { return self.state->done() ? self.state->nbytes : 0; });
+  nb::class_<CompletionSink>(m, "CompletionQueue")
+      .def(nb::new_([] { return std::make_shared<CompletionSink>(); }))
+      .def("watch", [](std::shared_ptr<CompletionSink> self, PyWork& work, std::uint64_t token) { work.state->watch(std::move(self), token); },
+           nb::arg("work"), nb::arg("token"))
+      .def("next", [](CompletionSink& self, double timeout) -> std::int64_t {
+        nb::gil_scoped_release released;
+        const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+        const auto token = self.pop(until);
+        return token ? static_cast<std::int64_t>(*token) : -1;
+      }, nb::arg("timeout"))
+      .def("close", &CompletionSink::close);
+}
+
+}  // namespace
+
+void bind_comm(nb::module_& m) {
+  bind_work(m);
+  nb::class_<PyPlan>(m, "Plan")
+      .def("run", &run_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
+      .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
+      .def_prop_ro("nbytes", [](PyPlan& self) { return self.plan->nbytes; })
+      .def_prop_ro("windows", [](PyPlan& self) { return self.plan->windows; });
+  nb::class_<PyCommunicator>(m, "Communicator")
+      .def(nb::init<Rank, Rank, double, const std::map<std::string, std::int64_t>&>(), nb::arg("rank"), nb::arg("size"),
+           nb::arg("timeout"), nb::arg("options"))
+      .def("control_offset", [](PyCommunicator& self) { return self.native->control_offset(); })
+      .def("connect", &connect, nb::arg("nodes"), nb::arg("peers"), nb::arg("control_offsets"), nb::arg("sockets"), nb::arg("names"))
+      .def("plan", [](PyCommunicator& self, std::shared_ptr<Lowered> lowered, int collective, std::uint64_t count, int dtype, int op, Rank root,
+                      std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape, double factor) {
+        return make_plan(self.native, self.spin, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor);
+      }, nb::arg("lowered"), nb::arg("collective"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"),
+         nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0)
+      .def("isend", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout) {
+        return PyWork{self.native, self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout)};
+      }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout") = 0)
+      .def("irecv", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank src, std::int64_t tag, double timeout) {
+        return PyWork{self.native, self.native->irecv(reinterpret_cast<void*>(ptr), nbytes, src, tag, timeout)};
+      }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0)
+      .def("abort", [](PyCommunicator& self, const std::string& reason) {
+        self.native->abort(ErrorKind::aborted, self.native->rank(), reason);
+      }, nb::arg("reason"))
+      .def("close", [](PyCommunicator& self, double timeout) {
+        nb::gil_scoped_release released;
+        self.native->close(timeout);
+      }, nb::arg("timeout") = 2.0)
+      .def("status", &status)
+      .def("counters", &counters)
+      .def_prop_ro("rank", [](PyCommunicator& self) { return self.native->rank(); })
+      .def_prop_ro("size", [](PyCommunicator& self) { return self.native->size(); })
+      .def_prop_ro("state", [](PyCommunicator& self) { return state_name(self.native->state()); })
+      .def_prop_ro("abort_reason", [](PyCommunicator& self) { return self.native->abort_reason(); })
+      .def_prop_ro("lost_ranks", [](PyCommunicator& self) { return self.native->lost_ranks(); })
+      .def_prop_rw("timeout", [](PyCommunicator& self) { return self.native->timeout(); },
+                   [](PyCommunicator& self, double seconds) { self.native->set_timeout(seconds); });
+}
+
+}  // namespace ringleader

@@ -1,0 +1,187 @@
+// How failures are noticed, told to peers and reported: one first cause everywhere.
+#include <algorithm>
+
+#include "core/communicator.hpp"
+
+namespace ringleader {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+std::string seconds_text(Clock::duration duration) {
+  const double seconds = std::chrono::duration<double>(duration).count();
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", seconds);
+  return text;
+}
+
+BlockState block_state(const ControlBlock& block) {
+  return static_cast<BlockState>(block.state.load(std::memory_order_acquire));
+}
+
+}  // namespace
+
+// Dead peers end every wait; peers that left in good order end only waits for them. `in_operation`: the caller drives one.
+void Communicator::check_peers(bool in_operation) {
+  const std::string where = in_operation ? " while " + mesh_.name(mesh_.rank) + " was in " + execution_.describe() : "";
+  std::vector<Rank> left;
+  for (const Rank r : mesh_.local) {
+    if (block_state(mesh_.control(r)) == BlockState::closed) {
+      left.push_back(r);
+    } else if (!mesh_.peers[static_cast<std::size_t>(r)].process->alive()) {
+      // Its last words may be an abort record naming the true cause.
+      if (aborted(mesh_.own->control)) throw_aborted();
+      throw Error(ErrorKind::peer_lost, mesh_.name(r) + " died (its process is gone)" + where, {r});
+    }
+  }
+  poll_control(where);
+  {
+    std::lock_guard lock(control_mutex_);
+    for (Rank r = 0; r < mesh_.size; ++r)
+      if (goodbye_[static_cast<std::size_t>(r)]) left.push_back(r);
+  }
+  if (left.empty() || !in_operation) return;
+  for (const Rank r : execution_.blocked_on())
+    if (std::find(left.begin(), left.end(), r) != left.end())
+      throw Error(ErrorKind::peer_lost, mesh_.name(r) + " has left the communicator (closed it or exited) while " +
+                                            mesh_.name(mesh_.rank) + " waits for it in " + execution_.describe(), {r});
+}
+
+void Communicator::poll_control(const std::string& where) {
+  std::lock_guard lock(control_mutex_);
+  for (std::size_t r = 0; r < control_.size(); ++r) {
+    if (!control_[r] || goodbye_[r]) continue;
+    const ControlConnection::Event event = control_[r]->poll();
+    switch (event.type) {
+      case ControlConnection::Event::Type::none: break;
+      case ControlConnection::Event::Type::goodbye: goodbye_[r] = 1; break;
+      case ControlConnection::Event::Type::abort:
+        set_abort(mesh_.own->control, event.kind, event.rank, event.reason);
+        throw_aborted();
+      case ControlConnection::Event::Type::lost:
+        throw Error(ErrorKind::peer_lost, "connection to " + mesh_.peers[r].name + " was lost (" + event.reason + ")" + where,
+                    {static_cast<Rank>(r)});
+    }
+  }
+}
+
+std::string Communicator::last_operation(Rank rank) const {
+  const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(rank)];
+  if (!peer.shared) return "is on another host, and sent nothing for this operation";
+  const std::uint64_t window = peer.shared->control.progress.load(std::memory_order_acquire) >> kCountBits;
+  if (window == 0) return "has entered no operation yet";
+  Entry entry;
+  if (!read_entry(peer.shared->control, window, entry)) return "is between operations";
+  return "last entered " + entry.info.text();
+}
+
+Error Communicator::timeout_error(const Driver& driver, Clock::time_point now) const {
+  std::vector<Rank> missing = execution_.blocked_on();
+  std::string text = "timed out after " + seconds_text(now - driver.started) + " on " + mesh_.name(mesh_.rank) + " in " +
+                     execution_.describe();
+  for (const Rank r : missing) text += "; waiting for " + mesh_.name(r) + ", which " + last_operation(r);
+  return Error(ErrorKind::timeout, text, std::move(missing));
+}
+
+void Communicator::throw_aborted() const {
+  {
+    std::lock_guard lock(failure_mutex_);
+    if (first_)
+      throw Error(ErrorKind::aborted, std::string("the communicator was aborted: ") + first_->what(), first_->ranks);
+  }
+  // A peer's record; it may be half written for a moment.
+  std::optional<AbortRecord> record;
+  for (int i = 0; i < 1000 && !(record = abort_of(mesh_.own->control)); ++i) std::this_thread::yield();
+  if (!record) throw Error(ErrorKind::aborted, "the communicator was aborted by a peer that gave no reason");
+  std::vector<Rank> ranks;
+  if (record->rank >= 0) ranks.push_back(record->rank);
+  throw Error(record->kind, record->reason, ranks);
+}
+
+// What an operation that stopped with `error` reports. A lost connection may only be how a peer's abort arrives first: its own
+// words are waited for a moment, because they name the cause.
+Error Communicator::first_cause_of(const Error& error) {
+  Error cause = error;
+  if (error.kind == ErrorKind::peer_lost && !control_.empty()) {
+    const auto until = Clock::now() + milliseconds(200);
+    do {
+      try {
+        poll_control("");
+      } catch (const Error& reported) {
+        if (aborted(mesh_.own->control)) cause = reported;
+        break;
+      }
+      std::this_thread::sleep_for(milliseconds(2));
+    } while (Clock::now() < until);
+  }
+  fail(cause);
+  execution_.finish();
+  close_links();
+  return cause;
+}
+
+// Records the first cause, tells the peers, fails what is queued. Any thread.
+void Communicator::fail(const Error& error) {
+  {
+    std::lock_guard lock(failure_mutex_);
+    if (first_) return;
+    first_ = error;
+  }
+  if (!closing_.load()) {
+    state_.store(State::aborted, std::memory_order_release);
+    spread(error);
+  }
+  std::deque<Job> pending;
+  {
+    std::lock_guard lock(mutex_);
+    pending.swap(queue_);
+  }
+  const Error later(ErrorKind::aborted, std::string("the communicator was aborted: ") + error.what(), error.ranks);
+  for (Job& job : pending) job.work->fail(later);
+  if (p2p_) p2p_->fail_all(later);
+}
+
+void Communicator::spread(const Error& error) {
+  const Rank cause = error.ranks.empty() ? -1 : error.ranks.front();
+  const std::string reason = error.what();
+  set_abort(mesh_.own->control, error.kind, cause, reason);
+  for (const Rank r : mesh_.local) set_abort(mesh_.control(r), error.kind, cause, reason);
+  std::lock_guard lock(control_mutex_);
+  for (std::size_t r = 0; r < control_.size(); ++r)
+    if (control_[r] && !goodbye_[r]) control_[r]->send_abort(error.kind, cause, reason);
+}
+
+void Communicator::abort(ErrorKind kind, Rank cause, const std::string& reason) {
+  if (generation_ != fork_generation()) throw Error(ErrorKind::forked, "a forked child cannot abort its parent's communicator");
+  if (state() != State::live) return;
+  fail(Error(kind, reason, cause >= 0 ? std::vector<Rank>{cause} : std::vector<Rank>{}));
+  ring(mesh_.own->control);
+  // Sockets are closed by whoever drives an operation over them; if nobody does, here.
+  if (acquire()) {
+    close_links();
+    release();
+  }
+}
+
+Communicator::RankStatus Communicator::status_of(Rank rank) {
+  const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(rank)];
+  RankStatus status;
+  status.name = peer.name;
+  if (!peer.shared) {
+    std::lock_guard lock(control_mutex_);
+    status.alive = static_cast<std::size_t>(rank) < goodbye_.size() && !goodbye_[static_cast<std::size_t>(rank)];
+    return status;
+  }
+  const ControlBlock& block = peer.shared->control;
+  status.alive = block_state(block) != BlockState::closed && peer.process && peer.process->alive();
+  const std::uint64_t window = block.progress.load(std::memory_order_acquire) >> kCountBits;
+  Entry entry;
+  if (window > 0 && read_entry(block, window, entry)) {
+    status.last = entry.info.text();
+    status.sequence = entry.info.sequence;
+  }
+  return status;
+}
+
+}  // namespace ringleader

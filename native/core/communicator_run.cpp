@@ -1,0 +1,293 @@
+// How operations get their turn and are driven: on the caller's thread, or on the progress thread.
+#include <algorithm>
+
+#include "core/communicator.hpp"
+
+namespace ringleader {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr auto kHealthInterval = milliseconds(5);  // between looks at peers while waiting
+constexpr auto kLongestSleep = milliseconds(50);
+constexpr std::uint32_t kMovesPerClock = 64;       // progress steps between looks at the clock
+
+}  // namespace
+
+Clock::time_point Communicator::deadline_in(double timeout, Clock::time_point from) const {
+  const double seconds = timeout > 0 ? timeout : this->timeout();
+  if (seconds > 1e9) return Clock::time_point::max();
+  return from + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+bool Communicator::acquire() {
+  std::lock_guard lock(mutex_);
+  if (busy_ || stop_ || !queue_.empty()) return false;
+  busy_ = true;
+  return true;
+}
+
+void Communicator::release() {
+  bool others;
+  {
+    std::lock_guard lock(mutex_);
+    busy_ = false;
+    others = stop_ || !queue_.empty();
+  }
+  if (others) wake_.notify_all();
+}
+
+// Under busy_. A failure here is local and happens before peers see anything of the operation.
+void Communicator::begin(const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout, Driver& driver) {
+  execution_.begin(plan, in, out, next_sequence_);
+  ++next_sequence_;
+  driver.waiter.progressed();
+  driver.started = {};
+  driver.deadline = {};
+  driver.next_health = {};
+  driver.timeout = timeout;
+}
+
+// Under busy_. True when the operation is complete, false after `until`. Throws its error.
+bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p) {
+  ControlBlock& own = mesh_.own->control;
+  for (;;) {
+    const Execution::Step step = execution_.progress();
+    if (step == Execution::Step::done) return true;
+    const bool stopped = aborted(own) || closing_.load(std::memory_order_relaxed);
+    if (step == Execution::Step::moved && !stopped) {
+      driver.waiter.progressed();
+      if (++driver.moves % kMovesPerClock != 0) continue;
+      const auto now = Clock::now();
+      check(driver, now);
+      if (now >= until) return false;
+      continue;
+    }
+    if (stopped) check(driver, Clock::now());
+    if (serve_p2p) p2p_->progress();
+    driver.fds.clear();
+    if (driver.waiter.slow()) execution_.poll_descriptors(driver.fds);
+    const std::uint64_t sleeps = driver.waiter.sleeps();
+    const auto ready = [&] { return execution_.can_move() || aborted(own) || closing_.load(std::memory_order_relaxed); };
+    driver.waiter.idle(ready, driver.fds, kLongestSleep);
+    Counters::add(mesh_.counters.sleeps, driver.waiter.sleeps() - sleeps);
+    if (!driver.waiter.slow()) continue;
+    check(driver, driver.waiter.now());
+    if (driver.waiter.now() >= until) return false;
+  }
+}
+
+void Communicator::enqueue(Job job) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stop_) throw Error(ErrorKind::closed, "the communicator is closed");
+    ensure_thread();
+    queue_.push_back(std::move(job));
+  }
+  wake_.notify_all();
+  ring(mesh_.own->control);  // the thread may sleep in a point-to-point turn
+}
+
+// Under mutex_.
+void Communicator::ensure_thread() {
+  if (thread_started_) return;
+  thread_ = std::thread([this] { thread_main(); });
+  thread_started_ = true;
+}
+
+std::shared_ptr<WorkState> Communicator::start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout) {
+  require_usable();
+  auto work = std::make_shared<WorkState>();
+  enqueue(Job{std::move(plan), in, out, timeout, work});
+  return work;
+}
+
+std::shared_ptr<WorkState> Communicator::isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout) {
+  require_usable();
+  auto work = p2p_->isend(data, bytes, dst, tag, deadline_in(timeout, Clock::now()));
+  p2p_->progress();
+  std::lock_guard lock(mutex_);
+  ensure_thread();
+  wake_.notify_all();
+  return work;
+}
+
+std::shared_ptr<WorkState> Communicator::irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout) {
+  require_usable();
+  auto work = p2p_->irecv(data, bytes, src, tag, deadline_in(timeout, Clock::now()));
+  p2p_->progress();
+  std::lock_guard lock(mutex_);
+  ensure_thread();
+  wake_.notify_all();
+  return work;
+}
+
+// The progress thread: queued operations in order; between and during them, point-to-point messages.
+void Communicator::thread_main() {
+  Driver p2p_driver(options_.wait, &mesh_.own->control);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (!queue_.empty() && !busy_ && !stop_) {
+      Job job = std::move(queue_.front());
+      queue_.pop_front();
+      busy_ = true;
+      lock.unlock();
+      run_job(job);
+      job = {};
+      lock.lock();
+      busy_ = false;
+      wake_.notify_all();
+      continue;
+    }
+    if (stop_ && !busy_) return;
+    if (!p2p_->idle() && !stop_) {
+      lock.unlock();
+      p2p_turn(p2p_driver);
+      lock.lock();
+      continue;
+    }
+    // Wakes for a new job, the end of a caller's operation, new point-to-point work, or the end.
+    wake_.wait_for(lock, milliseconds(100));
+  }
+}
+
+void Communicator::run_job(Job& job) {
+  Driver driver(options_.wait, &mesh_.own->control);
+  try {
+    require_usable();
+    begin(job.plan, job.in, job.out, job.timeout, driver);
+  } catch (const Error& error) {
+    job.work->fail(error);
+    return;
+  }
+  try {
+    while (!drive(driver, Clock::time_point::max(), true)) continue;
+    execution_.finish();
+    job.work->complete();
+  } catch (const Error& error) {
+    job.work->fail(first_cause_of(error));
+  }
+}
+
+void Communicator::p2p_turn(Driver& driver) {
+  try {
+    if (p2p_->progress()) {
+      driver.waiter.progressed();
+      return;
+    }
+    ControlBlock& own = mesh_.own->control;
+    if (aborted(own)) throw_aborted();
+    driver.fds.clear();
+    if (driver.waiter.slow()) p2p_->poll_descriptors(driver.fds);
+    bool moved = false;
+    const auto ready = [&] {
+      moved = p2p_->progress();
+      return moved || aborted(own) || closing_.load(std::memory_order_relaxed) || waiting_jobs();
+    };
+    driver.waiter.idle(ready, driver.fds, milliseconds(5));
+    if (moved) driver.waiter.progressed();
+    if (driver.waiter.slow() && driver.waiter.now() >= driver.next_health) {
+      driver.next_health = driver.waiter.now() + kHealthInterval;
+      check_peers(false);
+    }
+  } catch (const Error& error) {
+    fail(error);
+  }
+}
+
+bool Communicator::waiting_jobs() {
+  std::lock_guard lock(mutex_);
+  return !busy_ && !queue_.empty();
+}
+
+// Looks at everything that could end a wait other than its completion. Throws.
+void Communicator::check(Driver& driver, Clock::time_point now) {
+  if (aborted(mesh_.own->control)) throw_aborted();
+  if (closing_.load(std::memory_order_relaxed))
+    throw Error(ErrorKind::closed, "the communicator was closed while the operation was in flight");
+  if (driver.started == Clock::time_point{}) {  // the clock is read only once an operation takes long
+    driver.started = now;
+    driver.deadline = deadline_in(driver.timeout, now);
+  }
+  if (now >= driver.next_health) {
+    driver.next_health = now + kHealthInterval;
+    check_peers(true);
+  }
+  if (now >= driver.deadline) throw timeout_error(driver, now);
+}
+
+// ---- synchronous calls
+
+Call::Call(std::shared_ptr<Communicator> communicator, std::shared_ptr<const Plan> plan, void* in, void* out, double timeout)
+    : communicator_(std::move(communicator)), driver_(communicator_->options_.wait, &communicator_->mesh_.own->control) {
+  communicator_->require_usable();
+  if (!communicator_->acquire()) {
+    queued_ = communicator_->start(std::move(plan), in, out, timeout);
+    return;
+  }
+  try {
+    communicator_->begin(plan, in, out, timeout, driver_);
+  } catch (...) {
+    communicator_->release();
+    throw;
+  }
+  running_ = true;
+}
+
+Call::~Call() {
+  if (queued_ && !queued_->done())
+    communicator_->abort(ErrorKind::aborted, communicator_->rank(), "an operation was interrupted on " +
+                                                                        communicator_->mesh_.name(communicator_->rank()));
+  if (!running_) return;
+  communicator_->fail(Error(ErrorKind::aborted, "an operation was interrupted on " +
+                                                    communicator_->mesh_.name(communicator_->rank()),
+                            {communicator_->rank()}));
+  communicator_->execution_.finish();
+  communicator_->close_links();
+  communicator_->release();
+}
+
+bool Call::spin(int rounds) {
+  if (!running_) return false;
+  try {
+    for (int i = 0; i < rounds; ++i) {
+      const Execution::Step step = communicator_->execution_.progress();
+      if (step == Execution::Step::done) {
+        running_ = false;
+        communicator_->execution_.finish();
+        communicator_->release();
+        return true;
+      }
+      if (step == Execution::Step::idle) cpu_relax();
+    }
+  } catch (const Error& error) {
+    running_ = false;
+    const Error cause = communicator_->first_cause_of(error);
+    communicator_->release();
+    throw cause;
+  }
+  return false;
+}
+
+bool Call::advance(Clock::time_point until) {
+  if (queued_) {
+    if (!queued_->wait_until(until)) return false;
+    queued_->rethrow();
+    return true;
+  }
+  try {
+    if (!communicator_->drive(driver_, until, false)) return false;
+  } catch (const Error& error) {
+    running_ = false;
+    const Error cause = communicator_->first_cause_of(error);
+    communicator_->release();
+    throw cause;
+  }
+  running_ = false;
+  communicator_->execution_.finish();
+  communicator_->release();
+  return true;
+}
+
+}  // namespace ringleader
