@@ -1,5 +1,6 @@
 """Schedules: collective algorithms as plain data. See docs/schedule.md."""
 
+from ringleader.schedule.draw import draw_svg, draw_text
 from ringleader.schedule.lower import lower
 from ringleader.schedule.serialize import from_dict, from_json, to_dict, to_json
 from ringleader.schedule.spec import check_spec
@@ -16,6 +17,8 @@ __all__ = [
     "Schedule",
     "check_spec",
     "describe_transfer",
+    "draw_svg",
+    "draw_text",
     "from_dict",
     "from_json",
     "lower",
