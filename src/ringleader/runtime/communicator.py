@@ -23,7 +23,7 @@ from ringleader.runtime.config import logger
 from ringleader.runtime.job import Job
 from ringleader.runtime.messages import Messages
 from ringleader.runtime.persistent import PersistentCollectives
-from ringleader.runtime.plans import Choice, Planned, Planner
+from ringleader.runtime.plans import Choice, Planner
 from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
 from ringleader.runtime.work import LiveWorks
@@ -71,7 +71,8 @@ class Communicator(PersistentCollectives, Messages):
         self.local_size = len(group.local_ranks)
         self._planner = Planner(group.core, self.nodes, job.config)
         self._live = LiveWorks()
-        self._fast: OrderedDict[tuple[Any, ...], Planned] = OrderedDict()
+        self._known = OrderedDict()
+        self._barriers = {}
         self._last_choice: Choice | None = None
         self._made: Counter[Any] = Counter()
         self._forked = False
@@ -298,7 +299,8 @@ class Communicator(PersistentCollectives, Messages):
     def _leave(self, limit: float) -> None:
         if self._finalizer.detach() is not None:
             self._core.close(limit)
-            self._fast.clear()
+            self._known.clear()
+            self._barriers.clear()
             self._planner.clear()
             self._job.release()
 
@@ -376,7 +378,7 @@ def _leave_all() -> None:
 def _after_fork_in_child() -> None:
     for comm in list(_open):
         comm._forked = True
-        comm._fast.clear()  # the short way would not ask
+        comm._known.clear()  # the short way would not ask
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
