@@ -21,6 +21,7 @@ __all__ = [
     "RendezvousError",
     "RingleaderError",
     "ScheduleError",
+    "SpawnError",
     "UnsupportedType",
 ]
 
@@ -83,6 +84,10 @@ class ForkError(RingleaderError, RuntimeError):
 
 class OutOfMemory(RingleaderError, MemoryError):
     """Memory could not be reserved; the message gives needed and free bytes."""
+
+
+class SpawnError(RingleaderError, RuntimeError):
+    """A process started by `spawn` failed; the message names the rank and holds its traceback, exit code or signal."""
 
 
 class InternalError(RingleaderError, RuntimeError):

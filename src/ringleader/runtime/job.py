@@ -23,7 +23,7 @@ from ringleader.runtime.store import LocalStore, PrefixStore, Store, TorchStore
 from ringleader.runtime.storeserver import TcpStoreServer
 from ringleader.runtime.tcpstore import TcpStoreClient
 
-__all__ = ["Job", "job_secret", "open_job"]
+__all__ = ["Job", "job_secret", "open_job", "secret_key"]
 
 _GIVEN, _MADE = b"given", b"made:"
 
@@ -127,6 +127,12 @@ def _given_secret(secret: str | bytes | None, config: Config) -> bytes | None:
     raw = chosen.encode() if isinstance(chosen, str) else chosen
     if len(raw) < 16:
         raise InvalidArgument(f"the secret has {len(raw)} bytes; expected at least 16, from a random source")
+    return secret_key(raw)
+
+
+def secret_key(secret: str | bytes) -> bytes:
+    """The key that the handshakes use, from a secret as it was given."""
+    raw = secret.encode() if isinstance(secret, str) else secret
     return hashlib.sha256(b"ringleader secret\0" + raw).digest()
 
 
