@@ -90,8 +90,20 @@ def run_case(comm: rl.Communicator, case: Case) -> str | None:
     return None
 
 
-def run_cases(comm: rl.Communicator, batch: list[Case]) -> list[str]:
+_comm: rl.Communicator | None = None
+
+
+def communicator() -> rl.Communicator:
+    """This process's communicator of all ranks, made at the first call."""
+    global _comm
+    if _comm is None or _comm.state != "live":
+        _comm = rl.init(timeout=30)
+    return _comm
+
+
+def run_cases(batch: list[Case]) -> list[str]:
     """Run cases in order; the failures of this rank, with all that is needed to repeat them."""
+    comm = communicator()
     failures = []
     for case in batch:
         try:
