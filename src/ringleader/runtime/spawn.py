@@ -346,8 +346,8 @@ def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
         return pickle.dumps((fn, tuple(args), dict(kwargs)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidArgument(
-            f"{getattr(fn, '__qualname__', fn)!r} or its arguments cannot be sent to another process ({error}); expected "
-            "a function defined at the top of a module, not a lambda or an inner function"
+            f"{getattr(fn, '__qualname__', fn)!r} or its arguments cannot be sent to another process ({error}); "
+            "expected a function defined at the top of a module, not a lambda or an inner function"
         ) from error
 
 
