@@ -58,7 +58,8 @@ bool arena_contains(std::uintptr_t ptr, std::size_t nbytes) {
   return arena != nullptr && arena->contains(reinterpret_cast<const void*>(ptr), nbytes);
 }
 
-std::shared_ptr<PeerProcess> attach(const nb::bytes& identity, int arena_fd, std::size_t arena_size, int live_fd, int pid) {
+std::shared_ptr<PeerProcess> attach(const nb::bytes& identity, int arena_fd, std::size_t arena_size, int live_fd,
+                                    int pid) {
   Identity named;
   try {
     named = to_identity(identity);
@@ -81,7 +82,8 @@ void bind_memory(nb::module_& m) {
   m.def("usable_cores", [] { return usable_cores(); });
   nb::class_<PeerProcess>(m, "PeerProcess")
       .def(nb::new_(&attach), "identity"_a, "arena_fd"_a, "arena_size"_a, "live_fd"_a, "pid"_a)
-      .def_static("find", [](const nb::bytes& identity) { return PeerProcess::find(to_identity(identity)); }, "identity"_a)
+      .def_static(
+          "find", [](const nb::bytes& identity) { return PeerProcess::find(to_identity(identity)); }, "identity"_a)
       .def_prop_ro("identity", [](const PeerProcess& peer) { return to_bytes(peer.identity()); })
       .def_prop_ro("alive", &PeerProcess::alive);
 }

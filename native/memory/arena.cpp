@@ -55,7 +55,8 @@ std::string readable(std::size_t bytes) {
 int make_memfd() {
   int fd = ::memfd_create("ringleader", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) fd = ::memfd_create("ringleader", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) fail_memory(std::string("memfd_create: ") + std::strerror(errno) + "; raise the limit of open files (ulimit -n)");
+  if (fd < 0)
+    fail_memory(std::string("memfd_create: ") + std::strerror(errno) + "; raise the limit of open files (ulimit -n)");
   return fd;
 }
 
@@ -103,7 +104,8 @@ Arena::Arena() : fd_(make_memfd()), generation_(fork_generation()) {
   // (RLIMIT_AS, RLIMIT_FSIZE, a small address space) refuses it.
   size_ = round_up(2 * machine, 1024 * kMiB);
   rlimit file{};
-  if (::getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur < size_) size_ = std::bit_floor(file.rlim_cur);  // else SIGXFSZ
+  if (::getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur < size_)
+    size_ = std::bit_floor(file.rlim_cur);  // else SIGXFSZ
   for (; size_ >= 16 * kMiB; size_ /= 2) {
     if (::ftruncate(fd_, static_cast<off_t>(size_)) != 0) continue;
     base_ = map_aligned(fd_, size_);
@@ -133,15 +135,18 @@ Arena::~Arena() {
 
 void* Arena::allocate(std::size_t bytes, std::size_t align) {
   if (forked()) {
-    throw Error(ErrorKind::forked, "shared memory of the parent process cannot be used in a forked child; "
-                                   "create a new communicator in the child");
+    throw Error(ErrorKind::forked,
+                "shared memory of the parent process cannot be used in a forked child; "
+                "create a new communicator in the child");
   }
   if (!std::has_single_bit(align) || align > kHuge) {
-    throw Error(ErrorKind::invalid, "alignment is " + std::to_string(align) + ", expected a power of two up to 2097152");
+    throw Error(ErrorKind::invalid,
+                "alignment is " + std::to_string(align) + ", expected a power of two up to 2097152");
   }
   const std::size_t page = page_size();
   if (bytes > size_) {
-    throw Error(ErrorKind::memory, "cannot allocate " + readable(bytes) + " of shared memory: the arena has " + readable(size_));
+    throw Error(ErrorKind::memory,
+                "cannot allocate " + readable(bytes) + " of shared memory: the arena has " + readable(size_));
   }
   const std::size_t slot = std::bit_ceil(std::max({bytes, align, kMinSlot, page / 64}));
   if (slot < page) return allocate_small(slot);
@@ -248,8 +253,8 @@ bool Arena::free_small(Offset offset) {
   return true;
 }
 
-// Best fit. Among the extents that are large enough but may lie badly for a wide alignment only a few are tried; one that is
-// larger by the alignment always fits.
+// Best fit. Among the extents that are large enough but may lie badly for a wide alignment only a few are tried; one
+// that is larger by the alignment always fits.
 Arena::Offset Arena::take(std::size_t bytes, std::size_t align) {
   const auto place = [&](std::pair<std::size_t, Offset> extent) {
     const Offset at = round_up(extent.second, align);
@@ -260,8 +265,9 @@ Arena::Offset Arena::take(std::size_t bytes, std::size_t align) {
     if (tries == 16) candidate = std::prev(free_by_size_.lower_bound({bytes + align, 0}));
   }
   if (candidate == free_by_size_.end()) {
-    throw Error(ErrorKind::memory, "cannot allocate " + readable(bytes) + " of shared memory: no room in the arena of " +
-                                       readable(size_) + ", " + readable(used()) + " of it in use; release some of it");
+    throw Error(ErrorKind::memory, "cannot allocate " + readable(bytes) +
+                                       " of shared memory: no room in the arena of " + readable(size_) + ", " +
+                                       readable(used()) + " of it in use; release some of it");
   }
   const auto [length, start] = *candidate;
   const Offset at = *place(*candidate);
@@ -295,8 +301,8 @@ void Arena::erase_free(std::map<Offset, std::size_t>::iterator extent) {
   free_by_offset_.erase(extent);
 }
 
-// In pieces, each after a look at the free memory: several processes may be reserving at once, and whoever comes too late
-// shall see an error instead of the OOM killer.
+// In pieces, each after a look at the free memory: several processes may be reserving at once, and whoever comes too
+// late shall see an error instead of the OOM killer.
 void Arena::reserve(Offset offset, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t piece = std::min(bytes - done, kReservePiece);
@@ -308,8 +314,9 @@ void Arena::reserve(Offset offset, std::size_t bytes) {
       if (errno == EINTR) continue;
       const int error = errno;
       const MemoryRoom room = memory_room();
-      throw Error(ErrorKind::memory, "cannot reserve " + readable(bytes) + " of shared memory: " + std::strerror(error) +
-                                         ", free are " + readable(room.free) + "; use smaller buffers or fewer ranks per host");
+      throw Error(ErrorKind::memory, "cannot reserve " + readable(bytes) +
+                                         " of shared memory: " + std::strerror(error) + ", free are " +
+                                         readable(room.free) + "; use smaller buffers or fewer ranks per host");
     }
     done += piece;
   }
@@ -323,11 +330,12 @@ void Arena::require_room(std::size_t bytes, std::size_t wanted) {
   const MemoryRoom room = memory_room();
   const std::size_t margin = std::min(256 * kMiB, room.total / 32);  // for everything else that grows meanwhile
   if (room.free < margin || room.free - margin < bytes) {
-    throw Error(ErrorKind::memory,
-                "cannot reserve " + readable(wanted) + " of shared memory: free are " + readable(room.free) + " of " +
-                    readable(room.total) + (room.by_cgroup ? " that the container's memory limit allows" : " of memory") + ", and " +
-                    readable(margin) + " are kept back; use smaller buffers or fewer ranks per host, free memory" +
-                    (room.by_cgroup ? ", or raise the container's memory limit" : ""));
+    throw Error(ErrorKind::memory, "cannot reserve " + readable(wanted) + " of shared memory: free are " +
+                                       readable(room.free) + " of " + readable(room.total) +
+                                       (room.by_cgroup ? " that the container's memory limit allows" : " of memory") +
+                                       ", and " + readable(margin) +
+                                       " are kept back; use smaller buffers or fewer ranks per host, free memory" +
+                                       (room.by_cgroup ? ", or raise the container's memory limit" : ""));
   }
   unchecked_.store(std::min(4 * kMiB, (room.free - margin - bytes) / 8), std::memory_order_relaxed);
 }

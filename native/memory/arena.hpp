@@ -1,5 +1,5 @@
-// The arena: this process's one block of memory that the other processes of the host map. An anonymous memfd, sparse, whose
-// pages are reserved when memory is allocated and returned to the system when it is released.
+// The arena: this process's one block of memory that the other processes of the host map. An anonymous memfd, sparse,
+// whose pages are reserved when memory is allocated and returned to the system when it is released.
 #pragma once
 
 #include <array>
@@ -27,8 +27,8 @@ class Arena {
   static Arena& instance();
   // The same, without making one: null if there is none yet.
   static Arena* current();
-  // Frees what allocate() returned (nullptr is allowed). Memory of a parent process's arena, seen by a forked child, is left
-  // alone. Any thread. Throws Error(invalid) if `memory` is no live allocation.
+  // Frees what allocate() returned (nullptr is allowed). Memory of a parent process's arena, seen by a forked child, is
+  // left alone. Any thread. Throws Error(invalid) if `memory` is no live allocation.
   static void release(void* memory);
 
   // `bytes` (0 counts as 1) of zero-filled memory whose pages are reserved: touching it never faults fatally later.
@@ -84,14 +84,14 @@ class Arena {
   std::uint64_t generation_ = 0;
   Arena* older_ = nullptr;  // the parent's arena, in a forked child
   std::atomic<std::size_t> used_{0};
-  std::atomic<std::size_t> unchecked_{0};  // bytes that may still be reserved before the system is asked for its room again
+  std::atomic<std::size_t> unchecked_{0};  // bytes that may be reserved before the system is asked for its room again
 
-  mutable std::mutex mutex_;                                // guards everything below
-  std::map<Offset, std::size_t> free_by_offset_;            // maximal free extents, whole pages
-  std::set<std::pair<std::size_t, Offset>> free_by_size_;   // the same, for best fit
-  std::unordered_map<Offset, std::size_t> live_;            // page-granular allocations: bytes
-  std::unordered_map<Offset, Slab> slabs_;                  // by page
-  std::array<std::set<Offset>, 32> open_slabs_;             // pages with a free slot, by log2(slot)
+  mutable std::mutex mutex_;                               // guards everything below
+  std::map<Offset, std::size_t> free_by_offset_;           // maximal free extents, whole pages
+  std::set<std::pair<std::size_t, Offset>> free_by_size_;  // the same, for best fit
+  std::unordered_map<Offset, std::size_t> live_;           // page-granular allocations: bytes
+  std::unordered_map<Offset, Slab> slabs_;                 // by page
+  std::array<std::set<Offset>, 32> open_slabs_;            // pages with a free slot, by log2(slot)
 };
 
 // Frees arena memory at the end of scope.

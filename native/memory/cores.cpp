@@ -118,7 +118,8 @@ GroupMemory group_memory(const std::string& directory, bool unified) {
   // As the kernel estimates MemAvailable: half of the active file pages can go.
   const std::uint64_t reclaimable = keyed(stat, prefix + "inactive_file") + keyed(stat, prefix + "active_file") / 2;
   if (unified) {
-    return {number(first_line(directory + "/memory.max")), number(first_line(directory + "/memory.current")), reclaimable};
+    return {number(first_line(directory + "/memory.max")), number(first_line(directory + "/memory.current")),
+            reclaimable};
   }
   return {number(first_line(directory + "/memory.limit_in_bytes")),
           number(first_line(directory + "/memory.usage_in_bytes")), reclaimable};
@@ -134,12 +135,14 @@ int usable_cores(const std::string& root) {
     if (!quota) continue;
     const auto space = line->find(' ');
     const auto period = number(space == std::string::npos ? std::nullopt : std::optional(line->substr(space + 1)));
-    cores = std::min(cores, static_cast<double>(*quota) / static_cast<double>(std::max<std::uint64_t>(1, period.value_or(100000))));
+    cores = std::min(
+        cores, static_cast<double>(*quota) / static_cast<double>(std::max<std::uint64_t>(1, period.value_or(100000))));
   }
   for (const auto& directory : cgroup_directories(root, "cpu")) {
     const auto quota = number(first_line(directory + "/cpu.cfs_quota_us"));
     const auto period = number(first_line(directory + "/cpu.cfs_period_us"));
-    if (quota && period && *period > 0) cores = std::min(cores, static_cast<double>(*quota) / static_cast<double>(*period));
+    if (quota && period && *period > 0)
+      cores = std::min(cores, static_cast<double>(*quota) / static_cast<double>(*period));
   }
   return std::max(1, static_cast<int>(cores));
 }
@@ -148,7 +151,8 @@ MemoryRoom memory_room(const std::string& root) {
   const std::string meminfo = root + "/proc/meminfo";
   const std::uint64_t total = keyed(meminfo, "MemTotal:") * 1024;
   // Not to know is no reason to refuse.
-  MemoryRoom room{total == 0 ? kUnlimited : keyed(meminfo, "MemAvailable:") * 1024, total == 0 ? kUnlimited : total, false};
+  MemoryRoom room{total == 0 ? kUnlimited : keyed(meminfo, "MemAvailable:") * 1024, total == 0 ? kUnlimited : total,
+                  false};
   for (const bool unified : {true, false}) {
     for (const auto& directory : cgroup_directories(root, unified ? "" : "memory")) {
       const GroupMemory group = group_memory(directory, unified);

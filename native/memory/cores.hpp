@@ -1,4 +1,5 @@
-// How many cores and how much memory this process may really use: affinity and container limits, not the machine's numbers.
+// How many cores and how much memory this process may really use: affinity and container limits, not the machine's
+// numbers.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +7,8 @@
 
 namespace ringleader {
 
-// The smaller of the affinity mask and the cgroup CPU quota (v1 or v2, own group and all above), at least 1. Not cached.
-// `root` is put before /proc and /sys (tests).
+// The smaller of the affinity mask and the cgroup CPU quota (v1 or v2, own group and all above), at least 1. Not
+// cached. `root` is put before /proc and /sys (tests).
 int usable_cores(const std::string& root = "");
 
 struct MemoryRoom {

@@ -15,8 +15,9 @@ void retire_arena_in_child();  // memory/arena.cpp
 
 namespace {
 
-// Descriptors to close in a child. Blocks are only ever added and slots are claimed by compare-and-swap, so that the child's
-// handler, which may run while another thread of the parent was in the middle of anything, can read the list without a lock.
+// Descriptors to close in a child. Blocks are only ever added and slots are claimed by compare-and-swap, so that the
+// child's handler, which may run while another thread of the parent was in the middle of anything, can read the list
+// without a lock.
 struct FdBlock {
   std::array<std::atomic<int>, 256> plus_one{};  // descriptor + 1; 0 = free
   std::atomic<FdBlock*> next{nullptr};

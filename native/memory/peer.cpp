@@ -57,7 +57,8 @@ class Fd {
 };
 
 [[noreturn]] void refuse(int pid, const std::string& what) {
-  throw Error(ErrorKind::invalid, "the shared memory offered by process " + std::to_string(pid) + " is refused: " + what);
+  throw Error(ErrorKind::invalid,
+              "the shared memory offered by process " + std::to_string(pid) + " is refused: " + what);
 }
 
 // What a peer sends is checked before it is mapped: a file that could shrink would be a bus error later.
@@ -74,8 +75,8 @@ void check_arena_file(int fd, std::size_t size, int pid) {
 
 }  // namespace
 
-std::shared_ptr<PeerProcess> PeerProcess::attach(const Identity& identity, int arena_fd, std::size_t arena_size, int live_fd,
-                                                 int pid) {
+std::shared_ptr<PeerProcess> PeerProcess::attach(const Identity& identity, int arena_fd, std::size_t arena_size,
+                                                 int live_fd, int pid) {
   Fd arena(arena_fd), live(live_fd);
   if (auto known = find(identity)) return known;
   check_arena_file(arena.get(), arena_size, pid);
@@ -87,7 +88,8 @@ std::shared_ptr<PeerProcess> PeerProcess::attach(const Identity& identity, int a
   void* base = ::mmap(nullptr, arena_size, PROT_READ | PROT_WRITE, MAP_SHARED, arena.get(), 0);
   if (base == MAP_FAILED) {
     throw Error(ErrorKind::memory, "cannot map " + std::to_string(arena_size) + " bytes of shared memory of process " +
-                                       std::to_string(pid) + ": " + std::strerror(errno) + "; raise RLIMIT_AS (ulimit -v)");
+                                       std::to_string(pid) + ": " + std::strerror(errno) +
+                                       "; raise RLIMIT_AS (ulimit -v)");
   }
   peer->base_ = static_cast<std::byte*>(base);
   peer->size_ = arena_size;
@@ -139,9 +141,9 @@ std::shared_ptr<PeerProcess> PeerProcess::self() {
   return found;
 }
 
-// The socket's closing is hidden while a forked child of the peer still holds a copy of it; the process itself cannot hide.
-// The number is used only if the socket's credentials name the same process, which rules out another pid namespace and a number
-// that was given again.
+// The socket's closing is hidden while a forked child of the peer still holds a copy of it; the process itself cannot
+// hide. The number is used only if the socket's credentials name the same process, which rules out another pid
+// namespace and a number that was given again.
 void PeerProcess::watch_pid() {
   ucred credentials{};
   socklen_t length = sizeof credentials;

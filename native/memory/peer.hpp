@@ -12,12 +12,12 @@ namespace ringleader {
 
 class PeerProcess {
  public:
-  // Maps the arena of the process `identity` and keeps `live_fd`, one end of a connected Unix socket whose other end that
-  // process holds (-1: none). Both descriptors are owned from here on, also when it throws; `arena_fd` is closed. While
-  // anybody holds the object of a living process, the same identity gives the same object and further descriptors are
-  // closed. `pid` (0 = unknown) is watched too if the socket proves it. Throws Error(invalid | memory).
-  static std::shared_ptr<PeerProcess> attach(const Identity& identity, int arena_fd, std::size_t arena_size, int live_fd,
-                                             int pid);
+  // Maps the arena of the process `identity` and keeps `live_fd`, one end of a connected Unix socket whose other end
+  // that process holds (-1: none). Both descriptors are owned from here on, also when it throws; `arena_fd` is closed.
+  // While anybody holds the object of a living process, the same identity gives the same object and further descriptors
+  // are closed. `pid` (0 = unknown) is watched too if the socket proves it. Throws Error(invalid | memory).
+  static std::shared_ptr<PeerProcess> attach(const Identity& identity, int arena_fd, std::size_t arena_size,
+                                             int live_fd, int pid);
   // The attached, living process of that identity, or null. This process's own identity gives self().
   static std::shared_ptr<PeerProcess> find(const Identity& identity);
   // This process: its own arena, always alive.

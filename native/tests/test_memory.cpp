@@ -52,9 +52,18 @@ TEST_CASE("arena memory is zero, aligned, reserved and inside") {
     std::size_t bytes, align;
   };
   std::vector<void*> blocks;
-  for (const auto& [bytes, align] : std::vector<Request>{
-           {0, 1}, {1, 1}, {64, 64}, {65, 8}, {1000, 512}, {64, 2048}, {4096, 64}, {4097, 64}, {100, 4096},
-           {5000, 65536}, {3 * kMiB + 1, 64}, {10, 2 * kMiB}}) {
+  for (const auto& [bytes, align] : std::vector<Request>{{0, 1},
+                                                         {1, 1},
+                                                         {64, 64},
+                                                         {65, 8},
+                                                         {1000, 512},
+                                                         {64, 2048},
+                                                         {4096, 64},
+                                                         {4097, 64},
+                                                         {100, 4096},
+                                                         {5000, 65536},
+                                                         {3 * kMiB + 1, 64},
+                                                         {10, 2 * kMiB}}) {
     void* block = arena.allocate(bytes, align);
     CHECK(reinterpret_cast<std::uintptr_t>(block) % std::max<std::size_t>(align, 64) == 0);
     CHECK(arena.contains(block, bytes));
@@ -223,7 +232,7 @@ TEST_CASE("a forked child leaves the parent's arena alone and may have its own")
   const int child = exit_of(in_child([&] {
     if (fork_generation() == generation || Arena::current() != nullptr || !arena.forked()) return false;
     if (large[kMiB] != 1 || small[99] != 2) return false;  // still readable
-    Arena::release(large);  // as a garbage collector would
+    Arena::release(large);                                 // as a garbage collector would
     Arena::release(small);
     if (kind_of([&] { (void)arena.allocate(10); }) != ErrorKind::forked) return false;
     Arena& own = Arena::instance();
@@ -254,11 +263,11 @@ TEST_CASE("forking while other threads allocate leaves the child usable") {
   int failed = 0;
   for (int i = 0; i < (kSanitized ? 5 : 30); ++i) {
     failed += exit_of(in_child([] {
-      ::alarm(20);
-      void* block = Arena::instance().allocate(100);
-      Arena::release(block);
-      return true;
-    })) != 0;
+                ::alarm(20);
+                void* block = Arena::instance().allocate(100);
+                Arena::release(block);
+                return true;
+              })) != 0;
   }
   stop = true;
   for (auto& thread : threads) thread.join();
@@ -278,7 +287,7 @@ TEST_CASE("limits of the process make the arena smaller, not impossible") {
     }));
   };
   CHECK(limited(RLIMIT_FSIZE, 256 * kMiB, 256 * kMiB) == 0);
-  if constexpr (!kSanitized) {  // sanitizers need their own address space
+  if constexpr (!kSanitized) {                                 // sanitizers need their own address space
     CHECK(limited(RLIMIT_AS, full + 2048 * kMiB, full) == 0);  // the child keeps the parent's mapping
   }
 }

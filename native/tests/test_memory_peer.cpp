@@ -32,7 +32,8 @@ pid_t start_peer(SocketPair& pair) {
     Arena& arena = Arena::instance();
     auto* words = static_cast<std::uint64_t*>(arena.allocate(kWords * 8));
     for (std::uint64_t i = 0; i < kWords; ++i) words[i] = i * i + 1;
-    if (!send_with_fd(pair.fd[1], Hello{arena.identity(), arena.size(), arena.offset_of(words)}, arena.fd())) return false;
+    if (!send_with_fd(pair.fd[1], Hello{arena.identity(), arena.size(), arena.offset_of(words)}, arena.fd()))
+      return false;
     char byte = 0;
     if (::read(pair.fd[1], &byte, 1) == 1) {  // "look": the parent wrote
       for (std::uint64_t i = 0; i < kWords; ++i) {
@@ -212,11 +213,11 @@ TEST_CASE("a forked child does not disturb its parent's peers") {
   const int fd = receive_with_fd(pair.fd[0], hello);
   auto peer = PeerProcess::attach(hello.identity, fd, hello.size, pair.take(0), pid);
   CHECK(exit_of(in_child([&] {
-    if (peer->alive() || PeerProcess::find(hello.identity) != nullptr) return false;
-    const int reused = ::open("/dev/null", O_RDONLY);  // takes a number that the parent's connection had
-    peer.reset();
-    return ::fcntl(reused, F_GETFD) >= 0 && PeerProcess::self()->alive();
-  })) == 0);
+          if (peer->alive() || PeerProcess::find(hello.identity) != nullptr) return false;
+          const int reused = ::open("/dev/null", O_RDONLY);  // takes a number that the parent's connection had
+          peer.reset();
+          return ::fcntl(reused, F_GETFD) >= 0 && PeerProcess::self()->alive();
+        })) == 0);
   CHECK(peer->alive());
   const auto* words = reinterpret_cast<const std::uint64_t*>(peer->base() + hello.offset);
   CHECK(words[20] == 401);

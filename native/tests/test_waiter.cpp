@@ -30,8 +30,8 @@ struct Outcome {
   std::uint64_t sleeps = 0;
 };
 
-// Waits `rounds` times for the peer to be as far and answers, at random offsets, so that every interleaving of announcing,
-// looking, ringing and sleeping comes up.
+// Waits `rounds` times for the peer to be as far and answers, at random offsets, so that every interleaving of
+// announcing, looking, ringing and sleeping comes up.
 Outcome ping_pong(ControlBlock& own, ControlBlock& peer, bool first, std::uint64_t rounds, const WaitPolicy& policy) {
   std::mt19937 random(first ? 1 : 2);
   Outcome outcome;
@@ -182,10 +182,12 @@ TEST_CASE("slow() rises with waiting and falls with progress; ready() stops a sl
   while (waiter.sleeps() == 0) waiter.idle([] { return false; }, {}, 1ms);
   CHECK(waiter.slow());
   const auto asked = waiter.sleeps();
-  waiter.idle([&] {
-    CHECK(own->sleeping.load() == 1);  // announced before looking
-    return true;
-  }, {}, kForever);
+  waiter.idle(
+      [&] {
+        CHECK(own->sleeping.load() == 1);  // announced before looking
+        return true;
+      },
+      {}, kForever);
   CHECK(waiter.sleeps() == asked);
   waiter.progressed();
   CHECK_FALSE(waiter.slow());

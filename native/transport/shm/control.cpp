@@ -32,8 +32,8 @@ void full_fence() {
 #endif
 }
 
-// The words are stored with release and loaded with acquire instead of fences: a reader that sees a word of a later entry also
-// sees that `version` had been cleared before it.
+// The words are stored with release and loaded with acquire instead of fences: a reader that sees a word of a later
+// entry also sees that `version` had been cleared before it.
 void publish_entry(ControlBlock& own, std::uint64_t window, const OpInfo& info, std::uint64_t fingerprint,
                    std::uint64_t registered, const std::uint64_t (&base)[3]) {
   Words words;

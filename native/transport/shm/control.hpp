@@ -1,6 +1,6 @@
-// The control block: what one rank of one communicator shows to the other ranks of its host. It lies in the rank's arena and
-// is plain shared memory; all zero is its valid initial state. Peers' blocks are read with suspicion: values are bounded on
-// reading.
+// The control block: what one rank of one communicator shows to the other ranks of its host. It lies in the rank's
+// arena and is plain shared memory; all zero is its valid initial state. Peers' blocks are read with suspicion: values
+// are bounded on reading.
 #pragma once
 
 #include <atomic>
@@ -52,21 +52,22 @@ struct ControlBlock {
   alignas(64) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> sleeping;  // threads of the owner that sleep or are about to
   // Line 2: almost never written.
-  alignas(64) std::atomic<std::uint32_t> state;        // BlockState
-  std::atomic<std::uint32_t> abort_state;              // 0 none, 1 being written, 2 set
-  std::int32_t abort_kind;                             // ErrorKind; valid once abort_state is 2
-  std::int32_t abort_rank;                             // the cause, -1 if unknown
-  char abort_reason[kReasonBytes];                     // the last byte stays 0
-  EntrySlot entries[kEntrySlots];                      // by window % 4
+  alignas(64) std::atomic<std::uint32_t> state;  // BlockState
+  std::atomic<std::uint32_t> abort_state;        // 0 none, 1 being written, 2 set
+  std::int32_t abort_kind;                       // ErrorKind; valid once abort_state is 2
+  std::int32_t abort_rank;                       // the cause, -1 if unknown
+  char abort_reason[kReasonBytes];               // the last byte stays 0
+  EntrySlot entries[kEntrySlots];                // by window % 4
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(offsetof(ControlBlock, doorbell) == 64 && offsetof(ControlBlock, state) == 128);
 
-// Orders all earlier stores of this thread before all later loads (store-load: the one thing release/acquire do not give).
+// Orders all earlier stores of this thread before all later loads (store-load: the one thing release/acquire do not
+// give).
 void full_fence();
 
-// The owner enters a window: first its entry and fingerprint (low three bits replaced by `registered`), later the progress
-// word with count 1, which publishes them.
+// The owner enters a window: first its entry and fingerprint (low three bits replaced by `registered`), later the
+// progress word with count 1, which publishes them.
 void publish_entry(ControlBlock& own, std::uint64_t window, const OpInfo& info, std::uint64_t fingerprint,
                    std::uint64_t registered, const std::uint64_t (&base)[3]);
 inline void publish_progress(ControlBlock& own, std::uint64_t window, std::uint64_t count) {
@@ -91,7 +92,8 @@ struct AbortRecord {
   std::string reason;
 };
 
-// Writes the record unless the block has one: the first cause wins. True if this call set it. Rings the owner. Any process.
+// Writes the record unless the block has one: the first cause wins. True if this call set it. Rings the owner. Any
+// process.
 bool set_abort(ControlBlock& block, ErrorKind kind, Rank rank, const std::string& reason);
 inline bool aborted(const ControlBlock& block) { return block.abort_state.load(std::memory_order_acquire) != 0; }
 // The record; nothing while there is none or while it is being written.

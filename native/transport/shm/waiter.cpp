@@ -69,8 +69,8 @@ void Waiter::sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration ma
     ::syscall(SYS_futex, &own_->doorbell, FUTEX_WAIT, seen, &timeout, nullptr, 0);
     useless_poll_ = false;
   } else if (!fds.empty() && !useless_poll_) {
-    // A descriptor that is ready though nothing moves (a peer that hung up, say) must not turn sleeping into spinning: then
-    // every other sleep ignores the descriptors.
+    // A descriptor that is ready though nothing moves (a peer that hung up, say) must not turn sleeping into spinning:
+    // then every other sleep ignores the descriptors.
     useless_poll_ = ::ppoll(fds.data(), fds.size(), &timeout, nullptr) > 0;
   } else {
     ::nanosleep(&timeout, nullptr);

@@ -1,5 +1,5 @@
-// Waiting inside a progress loop: spin while an answer within microseconds is likely, then give the core to others, then
-// sleep in the kernel. Usage:
+// Waiting inside a progress loop: spin while an answer within microseconds is likely, then give the core to others,
+// then sleep in the kernel. Usage:
 //   Waiter waiter(policy, own_block);
 //   while (!done()) {
 //     if (progress()) { waiter.progressed(); continue; }
@@ -44,9 +44,10 @@ class Waiter {
     slow_ = false;
   }
 
-  // Nothing moved. Waits a little, at most about `max_sleep`. Before sleeping, the sleep is announced and then `ready()`
-  // (true: something may move now) is asked, so that no wake-up is lost: whoever changes what `ready` looks at rings after.
-  // `fds`: descriptors whose readiness also ends a sleep. A doorbell cannot end a poll(2): with both it polls in short turns.
+  // Nothing moved. Waits a little, at most about `max_sleep`. Before sleeping, the sleep is announced and then
+  // `ready()` (true: something may move now) is asked, so that no wake-up is lost: whoever changes what `ready` looks
+  // at rings after. `fds`: descriptors whose readiness also ends a sleep. A doorbell cannot end a poll(2): with both it
+  // polls in short turns.
   template <class Ready>
   void idle(Ready&& ready, std::span<pollfd> fds, Clock::duration max_sleep) {
     if (!due_for_sleep()) return;
@@ -71,7 +72,8 @@ class Waiter {
   };
 
   bool sleeps_on_doorbell(std::span<pollfd> fds) const { return own_ != nullptr && (fds.empty() || useless_poll_); }
-  // Spins or yields once (false), or says that it is time to sleep. While spinning, the clock is read now and then only.
+  // Spins or yields once (false), or says that it is time to sleep. While spinning, the clock is read now and then
+  // only.
   bool due_for_sleep() {
     if (spins_ != 0 && !slow_ && !policy_.oversubscribed && spins_ % kSpinsPerClock != 0) {
       ++spins_;
