@@ -176,7 +176,7 @@ def test_thousand_ranks() -> None:
 def test_lowered_programs_are_proved(name: str) -> None:
     for n in (1, 2, 3, 4, 5, 8):
         report = verify(MAKERS[name](n)).raise_if_failed()
-        layouts = ["one node, push", "one node, pull", "network", "two nodes"]
+        layouts = ["one node, push", "one node, pull", "network", "two nodes, push"]
         assert list(report.instructions) == layouts[: 2 if n == 1 else 3 if n == 2 else 4]
         if n > 1:
             assert all(report.instructions.values())
@@ -192,6 +192,14 @@ def test_chosen_layouts() -> None:
         verify(ring(3), nodes=[0, 1])
     with pytest.raises(ScheduleError, match="nodes has 2 entries"):
         lower(ring(3), [0, 1])
+
+
+@needs_core
+def test_thousand_ranks_lowered() -> None:
+    start = time.perf_counter()
+    report = verify(ring(1024)).raise_if_failed()
+    assert list(report.instructions) == ["two nodes, push"]
+    assert time.perf_counter() - start < 60  # about 2.5 s on an idle core
 
 
 @needs_core

@@ -16,7 +16,7 @@ from ringleader.schedule.spec import check_spec
 from ringleader.schedule.table import Schedule
 from ringleader.schedule.types import Collective
 
-__all__ = ["EXACT_RANKS", "Report", "lower_bound", "verify"]
+__all__ = ["EXACT_RANKS", "LARGE", "Report", "lower_bound", "verify"]
 
 EXACT_RANKS = 32
 """Mode "auto" counts contributions exactly up to this number of ranks (and `EXACT_COUNTS`)."""
@@ -26,6 +26,9 @@ EXACT_COUNTS = 1 << 23
 
 MAX_PLACES = 1 << 25
 """Most locations (chunks on all ranks) that `verify` takes on: about 1.3 GB of memory."""
+
+LARGE = 1 << 19
+"""Beyond this number of transfers `verify` by default lowers for one layout of nodes only."""
 
 _SHOWN = 20  # violations listed in full
 
@@ -130,9 +133,9 @@ def verify(
         The schedule.
     nodes
         Node number of each rank, equal for shared memory. Default: three layouts, all ranks on one node, each on its
-        own, and two halves.
+        own, and two halves; beyond `LARGE` transfers the last only, which has both kinds of links.
     push
-        Who copies within a node, the source (True) or the destination. Default: both on one node.
+        Who copies within a node, the source (True) or the destination. Default: both on one node, else the source.
     mode
         "exact" counts the contributions; "fingerprint" sums random elements of the field modulo 2^61 - 1, which is
         wrong with probability below 2^-60 and takes much less memory; "auto" is exact up to 32 ranks.
@@ -181,7 +184,7 @@ def verify(
     violations += _contents(replay) or _associations(replay)
     instructions: dict[str, int] = {}
     if lowered and not violations:
-        for label, layout, pushes in _layouts(schedule.n, nodes, push):
+        for label, layout, pushes in _layouts(schedule, nodes, push):
             program = lower_uncached(schedule, layout, pushes)
             instructions[label] = sum(program.instruction_count(rank) for rank in range(schedule.n))
             violations += [f"lowered, {label}: {violation}" for violation in program.check(seed)]
@@ -218,7 +221,11 @@ def _traffic(schedule: Schedule) -> tuple[NDArray[np.float64], NDArray[np.float6
     return sent, received
 
 
-def _layouts(n: int, nodes: Sequence[int] | None, push: bool | None) -> Iterator[tuple[str, list[int], bool]]:
+def _layouts(
+    schedule: Schedule, nodes: Sequence[int] | None, push: bool | None
+) -> Iterator[tuple[str, list[int], bool]]:
+    """The lowered forms to prove: a name, the node of each rank, push."""
+    n = schedule.n
     ways = (True, False) if push is None else (push,)
     names = {True: "push", False: "pull"}
     if nodes is not None:
@@ -226,11 +233,12 @@ def _layouts(n: int, nodes: Sequence[int] | None, push: bool | None) -> Iterator
         label = "one node" if distinct == 1 else f"{distinct} nodes"
         yield from ((f"{label}, {names[way]}", list(nodes), way) for way in ways)
         return
-    yield from ((f"one node, {names[way]}", [0] * n, way) for way in ways)
-    if n > 1:
-        yield "network", list(range(n)), ways[0]
+    if schedule.transfers <= LARGE:
+        yield from ((f"one node, {names[way]}", [0] * n, way) for way in ways)
+        if n > 1:
+            yield "network", list(range(n)), ways[0]
     if n > 2:
-        yield "two nodes", [int(2 * rank >= n) for rank in range(n)], ways[0]
+        yield f"two nodes, {names[ways[0]]}", [int(2 * rank >= n) for rank in range(n)], ways[0]
 
 
 def _contents(replay: Replay) -> list[str]:
