@@ -1,4 +1,5 @@
 // Waiting: no wake-up is lost, and waiting costs no processor time.
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -110,6 +111,57 @@ TEST_CASE("processes: no wake-up is lost, sleeping at once or not") {
   CHECK(slept.sleeps > 0);
   CHECK(ping_pong(*c, *d, true, rounds, kDefault).longest < kForever / 2);
   CHECK(exit_of(child) == 0);
+}
+
+TEST_CASE("what is published between the last look and the sleep is not slept over") {
+  const Block own = make_block(), peer = make_block();
+  Waiter waiter(kSleepAtOnce, own.get());
+  const auto begin = Clock::now();
+  for (std::uint64_t round = 1; round <= 100; ++round) {
+    waiter.idle(
+        [&] {
+          const bool there = peer->progress.load(std::memory_order_acquire) >= round;
+          peer->progress.store(round, std::memory_order_release);  // just too late for this look
+          ring(*own);
+          return there;
+        },
+        {}, kForever);
+  }
+  CHECK(waiter.sleeps() == 100);
+  CHECK(Clock::now() - begin < kForever / 2);
+}
+
+TEST_CASE("announcing and ringing in the same moment") {
+  // Both sides leave a common start within nanoseconds; a missing fence on either side loses wake-ups here.
+  const Block own = make_block(), peer = make_block();
+  const std::uint64_t rounds = kSanitized ? 5000 : 100000;
+  std::atomic<std::uint64_t> start{0};
+  std::thread publisher([&] {
+    std::mt19937 random(3);
+    for (std::uint64_t round = 1; round <= rounds; ++round) {
+      for (int spins = 0; start.load(std::memory_order_acquire) < round; ++spins) {
+        if (spins > 1000) ::sched_yield();
+      }
+      for (std::uint32_t turns = static_cast<std::uint32_t>(random()) % 512; turns > 0; --turns) {
+        (void)own->sleeping.load(std::memory_order_relaxed);  // keeps the line close: ring() then reads it early
+      }
+      peer->progress.store(round, std::memory_order_release);
+      ring(*own);
+    }
+  });
+  Waiter waiter(kSleepAtOnce, own.get());
+  Clock::duration longest{};
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
+    const auto ready = [&] { return peer->progress.load(std::memory_order_acquire) >= round; };
+    start.store(round, std::memory_order_release);
+    const auto begin = Clock::now();
+    while (!ready()) waiter.idle(ready, {}, 2s);
+    waiter.progressed();
+    longest = std::max(longest, Clock::now() - begin);
+  }
+  publisher.join();
+  CHECK(longest < 1500ms);
+  CHECK(waiter.sleeps() > 0);
 }
 
 TEST_CASE("several threads of one owner may sleep on its doorbell") {
