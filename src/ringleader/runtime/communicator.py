@@ -329,6 +329,8 @@ def connect(job: Job, name: str, rank: int, size: int, timeout: float, operation
     config = job.config
 
     def make(local_ranks: int) -> _core.Communicator:
+        # Ranks of this host share its cores also where they do not share memory.
+        local_ranks = max(local_ranks, min(size, job.launch.local_size or 1))
         options = {
             "slot_bytes": config.buffsize,
             "p2p_ring_bytes": config.p2p_buffsize,
