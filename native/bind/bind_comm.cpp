@@ -33,6 +33,7 @@ struct PyPlan {
 struct PyWork {
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<WorkState> state;
+  bool message = false;  // point-to-point
 };
 
 void require_pointers(const Plan& plan, std::uintptr_t in, std::uintptr_t out) {
@@ -70,7 +71,10 @@ bool wait_work(PyWork& self, double timeout) {
     const auto slice = Clock::now() + kSlice;
     {
       nb::gil_scoped_release released;
-      self.state->wait_until(std::min(slice, until));
+      if (self.message)
+        self.communicator->help(*self.state, std::min(slice, until));
+      else
+        self.state->wait_until(std::min(slice, until));
     }
     if (self.state->done()) break;
     handle_signals();
@@ -247,10 +251,10 @@ void bind_comm(nb::module_& m) {
       }, nb::arg("lowered"), nb::arg("collective"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"),
          nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0)
       .def("isend", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout) {
-        return PyWork{self.native, self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout)};
+        return PyWork{self.native, self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout), true};
       }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout") = 0)
       .def("irecv", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank src, std::int64_t tag, double timeout) {
-        return PyWork{self.native, self.native->irecv(reinterpret_cast<void*>(ptr), nbytes, src, tag, timeout)};
+        return PyWork{self.native, self.native->irecv(reinterpret_cast<void*>(ptr), nbytes, src, tag, timeout), true};
       }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0)
       .def("abort", [](PyCommunicator& self, const std::string& reason) {
         self.native->abort(ErrorKind::aborted, self.native->rank(), reason);

@@ -103,7 +103,9 @@ void Communicator::require_usable() const {
     throw Error(ErrorKind::forked, "this communicator belongs to the parent process; a forked child cannot use it. "
                                    "Create communicators after forking, or start workers with the spawn method");
   switch (state()) {
-    case State::live: return;
+    case State::live:
+      if (aborted(mesh_.own->control)) throw_aborted();  // by a peer, since the last operation
+      return;
     case State::fresh: throw Error(ErrorKind::invalid, "the communicator is not connected yet");
     case State::closed: throw Error(ErrorKind::closed, "the communicator is closed");
     case State::aborted: throw_aborted();

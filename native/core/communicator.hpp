@@ -54,6 +54,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<WorkState> isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout);
   std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout);
 
+  // Waits for a message and moves messages meanwhile; true if `work` is done.
+  bool help(WorkState& work, Clock::time_point until);
+
   void abort(ErrorKind kind, Rank cause, const std::string& reason);
   void close(double timeout_seconds);
 
@@ -106,6 +109,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void fail(const Error& error);
   void spread(const Error& error);
   void poll_control(const std::string& where);
+  std::shared_ptr<WorkState> pushed_on(std::shared_ptr<WorkState> work);
   void enqueue(Job job);
   bool waiting_jobs();
   void ensure_thread();
@@ -138,6 +142,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::deque<Job> queue_;
   bool busy_ = false;
   bool stop_ = false;
+  int helpers_ = 0;  // callers that move messages while they wait for one
   bool thread_started_ = false;
   std::thread thread_;
   Execution execution_;

@@ -105,22 +105,45 @@ std::shared_ptr<WorkState> Communicator::start(std::shared_ptr<const Plan> plan,
 
 std::shared_ptr<WorkState> Communicator::isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout) {
   require_usable();
-  auto work = p2p_->isend(data, bytes, dst, tag, deadline_in(timeout, Clock::now()));
-  p2p_->progress();
-  std::lock_guard lock(mutex_);
-  ensure_thread();
-  wake_.notify_all();
-  return work;
+  return pushed_on(p2p_->isend(data, bytes, dst, tag, deadline_in(timeout, Clock::now())));
 }
 
 std::shared_ptr<WorkState> Communicator::irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout) {
   require_usable();
-  auto work = p2p_->irecv(data, bytes, src, tag, deadline_in(timeout, Clock::now()));
+  return pushed_on(p2p_->irecv(data, bytes, src, tag, deadline_in(timeout, Clock::now())));
+}
+
+// Tries a new message at once; the progress thread is bothered only with what remains.
+std::shared_ptr<WorkState> Communicator::pushed_on(std::shared_ptr<WorkState> work) {
   p2p_->progress();
-  std::lock_guard lock(mutex_);
-  ensure_thread();
+  if (work->done()) return work;
+  {
+    std::lock_guard lock(mutex_);
+    ensure_thread();
+  }
   wake_.notify_all();
   return work;
+}
+
+// A caller that waits for a message moves messages itself meanwhile, in the progress thread's stead: no switch of threads
+// between the arrival and the return.
+bool Communicator::help(WorkState& work, Clock::time_point until) {
+  {
+    std::lock_guard lock(mutex_);
+    ++helpers_;
+  }
+  Driver driver(options_.wait, &mesh_.own->control);
+  while (!work.done()) {
+    p2p_turn(driver);
+    if (driver.waiter.slow() && driver.waiter.now() >= until) break;
+    if (closing_.load(std::memory_order_relaxed)) work.wait_until(until);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    --helpers_;
+  }
+  if (!p2p_->idle()) wake_.notify_all();
+  return work.done();
 }
 
 // The progress thread: queued operations in order; between and during them, point-to-point messages.
@@ -141,7 +164,7 @@ void Communicator::thread_main() {
       continue;
     }
     if (stop_ && !busy_) return;
-    if (!p2p_->idle() && !stop_) {
+    if (!p2p_->idle() && !stop_ && helpers_ == 0) {
       lock.unlock();
       p2p_turn(p2p_driver);
       lock.lock();
@@ -178,6 +201,7 @@ void Communicator::p2p_turn(Driver& driver) {
     }
     ControlBlock& own = mesh_.own->control;
     if (aborted(own)) throw_aborted();
+    if (closing_.load(std::memory_order_relaxed)) return;
     driver.fds.clear();
     if (driver.waiter.slow()) p2p_->poll_descriptors(driver.fds);
     bool moved = false;

@@ -1,0 +1,93 @@
+// What an execution waits for, for sleepers and for messages.
+#include <algorithm>
+
+#include "core/execution.hpp"
+
+namespace ringleader {
+
+bool Execution::can_move() const {
+  const auto instr_ready = [this](const BoundInstr& instr) {
+    for (std::uint32_t d = 0; d < instr.dep_n; ++d)
+      if (!done_[program_->deps[instr.dep_first + d]]) return false;
+    for (std::uint32_t w = 0; w < instr.wait_n; ++w) {
+      const Wait& wait = program_->waits[instr.wait_first + w];
+      if (!mesh_.reached(wait.rank, window_number(), wait.count)) return false;
+    }
+    return true;
+  };
+  switch (phase_) {
+    case Phase::enter: {
+      const Mesh::PendingFree& pending = mesh_.pending_free[plan_->large_slot][window_number() & 1];
+      return !pending.waits || reached_all(*pending.waits, pending.window);
+    }
+    case Phase::finish_previous:
+      return reached_all(program_->out_waits, window_number() - 1);
+    case Phase::finish_last:
+      return reached_all(program_->out_waits, window_number());
+    case Phase::release:
+      return reached_all(program_->free_waits, window_number());
+    case Phase::done:
+      return true;
+    case Phase::run:
+      break;
+  }
+  if (cursor_ < plan_->in_order.size() && instr_ready(plan_->instrs[plan_->in_order[cursor_]])) return true;
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    const BoundLink& bound = plan_->links[i];
+    const LinkState& state = links_[i];
+    if (state.next_send < bound.sends.size() && instr_ready(plan_->instrs[bound.sends[state.next_send]])) return true;
+    if (state.next_receive < bound.receives.size() && instr_ready(plan_->instrs[bound.receives[state.next_receive]]))
+      return true;
+  }
+  return false;
+}
+
+void Execution::poll_descriptors(std::vector<pollfd>& fds) const {
+  for (const LinkState& state : links_)
+    if (state.link->poll_fd() >= 0 && state.link->poll_events())
+      fds.push_back(pollfd{state.link->poll_fd(), state.link->poll_events(), 0});
+}
+
+std::vector<Rank> Execution::blocked_on() const {
+  std::vector<Rank> ranks;
+  if (!plan_) return ranks;
+  const auto add = [&](const Wait& wait, std::uint64_t window) {
+    if (!mesh_.reached(wait.rank, window, wait.count)) ranks.push_back(wait.rank);
+  };
+  const auto add_all = [&](const std::vector<Wait>& waits, std::uint64_t window) {
+    for (const Wait& wait : waits) add(wait, window);
+  };
+  switch (phase_) {
+    case Phase::enter: {
+      const Mesh::PendingFree& pending = mesh_.pending_free[plan_->large_slot][window_number() & 1];
+      if (pending.waits) add_all(*pending.waits, pending.window);
+      break;
+    }
+    case Phase::finish_previous: add_all(program_->out_waits, window_number() - 1); break;
+    case Phase::finish_last: add_all(program_->out_waits, window_number()); break;
+    case Phase::release: add_all(program_->free_waits, window_number()); break;
+    case Phase::done: break;
+    case Phase::run:
+      if (cursor_ < plan_->in_order.size()) {
+        const BoundInstr& instr = plan_->instrs[plan_->in_order[cursor_]];
+        for (std::uint32_t w = 0; w < instr.wait_n; ++w) add(program_->waits[instr.wait_first + w], window_number());
+      }
+      for (const BoundLink& bound : plan_->links) {
+        const auto open = [this](std::uint32_t index) { return !done_[index]; };
+        if (std::any_of(bound.receives.begin(), bound.receives.end(), open) ||
+            std::any_of(bound.sends.begin(), bound.sends.end(), open))
+          ranks.push_back(bound.peer);
+      }
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+std::string Execution::describe() const {
+  if (!plan_) return "nothing";
+  return info_.text() + " (window " + std::to_string(window_ + 1) + " of " + std::to_string(plan_->windows) + ", step " +
+         std::to_string(cursor_) + " of " + std::to_string(plan_->in_order.size()) + " here)";
+}
+
+}  // namespace ringleader
