@@ -190,6 +190,8 @@ def test_the_rules_parameters_are_kept_where_the_environment_gives_none() -> Non
     assert select(*request, env=algo("^linear")).algorithm == "ring:segments=8"
     assert select(*request, env=algo("linear,ring:segments=2")).algorithm == "ring:segments=2"
     assert select(*request, env=algo("linear,binomial")).algorithm == "binomial"  # the cheaper by the model
+    # The built-in choice comes first even with parameters that the model finds dear.
+    assert select(*request, env=algo("ring:segments=1024,rabenseifner")).algorithm == "ring:segments=1024"
 
 
 @pytest.mark.parametrize(
@@ -269,6 +271,8 @@ def test_segments_are_powers_of_two_and_not_cut_too_fine() -> None:
                 assert (1 << exponent) / n / segments >= 256 << 10
             seen.add(segments)
     assert seen == {1, 2, 4, 8}
+    # 8 segments would be too many transfers for so many ranks, and so would 4.
+    assert select("all_reduce", 1 << 31, 1000, range(1000), itemsize=4, env={}).algorithm == "ring:segments=2"
 
 
 def test_rules_name_what_exists_and_end_with_one_for_everything() -> None:
