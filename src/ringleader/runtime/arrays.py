@@ -133,7 +133,7 @@ def _as_numpy(x: Any, what: str) -> NDArray[Any]:
 
 
 def _refuse_repeated(shape: Sequence[int], strides: Sequence[int], what: str) -> None:
-    if any(stride == 0 and extent > 1 for extent, stride in zip(shape, strides, strict=True)):
+    if 0 not in shape and any(stride == 0 and extent > 1 for extent, stride in zip(shape, strides, strict=True)):
         raise errors.InvalidArgument(
             f"{what} repeats elements in memory (shape {tuple(shape)}, a stride of 0) and cannot be written to; "
             "pass a copy"
