@@ -80,6 +80,8 @@ export ASAN_OPTIONS ?= detect_leaks=1:detect_stack_use_after_return=1:strict_str
 export UBSAN_OPTIONS ?= print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
+ADDRESS := address,undefined
+
 define native_build
 	@$(CMAKE) -S . -B $(BUILD)/$(1) $(CMAKE_FLAGS) -DRINGLEADER_NATIVE_TESTS=ON $(2) >/dev/null
 	$(CMAKE) --build $(BUILD)/$(1) -j $(JOBS)
@@ -91,7 +93,7 @@ test-native: | $(INSTALLED)
 	timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/native/ringleader_tests $(NATIVE_ARGS)
 
 sanitize-address: | $(INSTALLED)
-	$(call native_build,asan,-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 -DRINGLEADER_SANITIZE=address,undefined)
+	$(call native_build,asan,-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 -DRINGLEADER_SANITIZE=$(ADDRESS))
 	timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/asan/ringleader_tests $(NATIVE_ARGS)
 
 sanitize-thread: | $(INSTALLED)
