@@ -167,7 +167,8 @@ void Emitter::emit_network(const Draft& from) {
     local.executor = draft.executor;
     local.count = draft.count;
     local.dst = draft.dst;
-    local.sources.push_back({draft.dst, draft.sources[next].transfer, 0, true, false, false, false});
+    const bool own_raw = is_reducing(state_.collective) && memory_[id(draft.dst, 0)].contributions == 1;
+    local.sources.push_back({draft.dst, draft.sources[next].transfer, 0, true, false, false, own_raw});
     while (next < draft.sources.size() && !draft.sources[next].network) local.sources.push_back(draft.sources[next++]);
     local.final = draft.final && next == draft.sources.size();
     emit_in_order(local);
@@ -212,6 +213,7 @@ std::size_t Emitter::emit_prefix(Draft& draft) {
     }
     local.sources.push_back(source);
   }
+  if (local.sources.size() == 1) local.sources[0].raw = false;  // a copy: the fold that follows scales it
   local.final = draft.final && end == sources.size();
   emit_in_order(local);
   return end;
