@@ -1,0 +1,16 @@
+"""The torch.distributed backend: ``torch.distributed.init_process_group("ringleader")``.
+
+With Ringleader installed no import is needed, torch finds it by its entry point. Importing this module registers it as
+well, for a source tree that is only on the path.
+"""
+
+from __future__ import annotations
+
+# Before torch: importing torch calls `register` by its entry point.
+from ringleader.torch.register import register
+
+import torch.distributed as _distributed  # noqa: F401, I001 - `register` looks for it
+
+register()
+
+__all__ = ["register"]
