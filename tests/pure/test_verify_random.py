@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -88,7 +89,7 @@ class RandomAllReduce:
         others = [rank for rank in range(self.n) if rank != root]
         self.rng.shuffle(others)
         cuts = sorted({0, len(others), *(self.rng.randrange(len(others)) for _ in range(2))})
-        return [others[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+        return [others[a:b] for a, b in itertools.pairwise(cuts)]
 
 
 @pytest.mark.parametrize("block", range(4))
