@@ -200,6 +200,8 @@ class FileStore:
                 value = (int(file.read_bytes()) if file.exists() else 0) + amount
                 self.set(key, str(value).encode())
                 return value
+        except RendezvousError:  # an OSError too
+            raise
         except OSError as error:
             raise self._lost(error) from error
 

@@ -159,7 +159,7 @@ def job_secret(store: Store, rank: int, size: int, given: bytes | None, timeout:
     except CollectiveTimeout:
         raise CollectiveTimeout(
             f"rank 0 did not arrive within {timeout:.1f} s (rank {rank} of {size} waits for it); is it still running? "
-            "RINGLEADER_STORE_TIMEOUT (or `timeout=`) sets the limit",
+            "`start_timeout=` (RINGLEADER_STORE_TIMEOUT) sets the limit of init()",
             (0,),
         ) from None
     if (told == _GIVEN) != (given is not None):
@@ -187,7 +187,7 @@ def _open_store(launch: Launch, store: Any, secret: bytes | None, timeout: float
         stack.callback(files.close)
         return files
     raise InvalidArgument(
-        f"rank {launch.rank} of {launch.size} has no meeting point (from: {launch.launcher}); give address= or store=, "
+        f"rank {launch.rank} of {launch.size} has no meeting point (from: {launch.launcher}); give master_addr= or store=, "
         "or set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port there"
     )
 

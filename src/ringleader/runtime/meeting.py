@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ringleader.errors import CollectiveTimeout, RendezvousError, RingleaderError
@@ -36,20 +37,17 @@ class Meeting:
         """Everybody's contribution to a round, by rank."""
         if self.size == 1:
             return [mine]
-        self.store.set(self._key(name, self.rank), json.dumps(mine).encode())
-        what = f"group {self.group!r}"
+        own, what = json.dumps(mine).encode(), f"group {self.group!r}"
+        self.store.set(self._key(name, self.rank), own)
         if self.rank == 0:
-            found = wait_for_ranks(
-                self.store, lambda r: self._key(name, r), range(self.size), self.left, self.check, what
-            )
-            answer = b"[" + b",".join(found[r] for r in range(self.size)) + b"]"
+            found = self._collect(name, range(1, self.size), self.left, what, (0,))
+            answer = b"[" + b",".join([own, *(found[r] for r in range(1, self.size))]) + b"]"
             self.store.set(self._key(name), answer)
+            if self._previous is not None:
+                self.store.delete(self._previous)  # all have begun this round, so all have read the one before
         else:
             answer = self._await_answer(name, what)
-        # Rank 0 has read my contribution, or there were no answer.
-        self.store.delete(self._key(name, self.rank))
-        if self.rank == 0 and self._previous is not None:
-            self.store.delete(self._previous)  # all have begun this round, so all have read the one before
+        self.store.delete(self._key(name, self.rank))  # rank 0 has read it, or there were no answer
         self._previous = self._key(name)
         everybody: list[dict[str, Any]] = json.loads(answer)
         return everybody
@@ -64,8 +62,17 @@ class Meeting:
                 if left <= 0:
                     break
         # Name the missing ranks, as rank 0 would have done if it were not missing or late itself.
-        wait_for_ranks(self.store, lambda r: self._key(name, r), range(self.size), 0.0, None, what)
-        raise CollectiveTimeout(f"rank 0 did not answer at {what} within {self.timeout:.1f} s", (0,))
+        self._collect(name, range(self.size), 0.0, what)
+        raise CollectiveTimeout(
+            f"rank 0 did not answer at {what} within {self.timeout:.1f} s, though all are there", (0,)
+        )
+
+    def _collect(
+        self, name: str, ranks: Sequence[int], timeout: float, what: str, here: Sequence[int] = ()
+    ) -> dict[int, bytes]:
+        return wait_for_ranks(
+            self.store, lambda r: self._key(name, r), ranks, timeout, self.check, what, limit=self.timeout, here=here
+        )
 
     def finish(self) -> None:
         """Leave the last round; the last rank to do so cleans it up."""

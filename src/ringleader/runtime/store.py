@@ -78,6 +78,8 @@ def wait_for_ranks(
     timeout: float,
     check: Callable[[], None] | None = None,
     what: str = "the start",
+    limit: float | None = None,
+    here: Sequence[int] = (),
 ) -> dict[int, bytes]:
     """Get one key per rank with one deadline for all.
 
@@ -91,6 +93,10 @@ def wait_for_ranks(
         Called at least every half second; may raise to end the wait.
     what
         What the ranks are expected at, for the message.
+    limit
+        The whole time limit, for the message, where part of it has passed already.
+    here
+        Ranks that need no key because they are known to be here, for the message.
 
     Raises
     ------
@@ -112,10 +118,10 @@ def wait_for_ranks(
     missing = [rank for rank in ranks if rank not in found]
     if missing:
         noun = "rank" if len(missing) == 1 else "ranks"
-        have = f"(have: {ranks_text(sorted(found))})" if found else "(have: none)"
+        have = f"(have: {ranks_text(sorted({*found, *here})) or 'none'})"
         raise CollectiveTimeout(
-            f"{noun} {ranks_text(missing)} did not arrive at {what} within {timeout:.1f} s {have}; "
-            "is it still running? RINGLEADER_STORE_TIMEOUT (or `timeout=`) sets the limit",
+            f"{noun} {ranks_text(missing)} did not arrive at {what} within {limit or timeout:.1f} s {have}; "
+            "is it still running? `start_timeout=` (RINGLEADER_STORE_TIMEOUT) sets the limit of init()",
             missing,
         )
     return found

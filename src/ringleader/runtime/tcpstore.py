@@ -85,6 +85,8 @@ class TcpStoreClient:
                         raise RendezvousError(f"{self._where}: {reason}; {_OTHER_PORT}") from None
                 except AuthenticationError as error:
                     raise AuthenticationError(f"{self._where}: {error}") from error
+                except RendezvousError:  # somebody else's port; it is an OSError too
+                    raise
                 except OSError as error:
                     reason = str(error)
             if time.monotonic() >= deadline:
@@ -170,9 +172,7 @@ class TcpStoreClient:
 
     def get(self, key: str, timeout: float) -> bytes:
         """See `Store`."""
-        value = self._request(TRY, key)
-        if value is None and timeout > 0:
-            value = self._request(GET, key, timeout=timeout)
+        value = self._request(GET, key, timeout=timeout) if timeout > 0 else self._request(TRY, key)
         if value is None:
             raise CollectiveTimeout(f"key {key!r} was not set within {timeout:.1f} s")
         return value
