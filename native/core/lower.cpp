@@ -41,7 +41,7 @@ std::string fault(const Transfer& t, Rank n, std::int32_t chunks, std::int64_t s
   };
   if (beyond(t.src_buffer, t.src_chunk) || beyond(t.dst_buffer, t.dst_chunk))
     return "chunks must be in 0.." + std::to_string(chunks - 1) + " (scratch: below " + std::to_string(scratch_limit) +
-           ", the chunks the whole table moves)";
+           ": number them from 0 without large gaps)";
   if (t.src_rank == t.dst_rank && t.src_buffer == t.dst_buffer && t.src_chunk == t.dst_chunk)
     return "source and destination are the same chunk";
   return {};
@@ -50,11 +50,12 @@ std::string fault(const Transfer& t, Rank n, std::int32_t chunks, std::int64_t s
 // Checks every row; finds the buffers in use and the scratch chunks of each rank.
 void survey(const Transfer* table, std::size_t rows, Rank n, std::int32_t chunks, bool (&used)[kBufferCount],
             std::vector<std::int32_t>& scratch) {
-  std::int64_t moved = 0;
-  for (std::size_t i = 0; i < rows; ++i) moved += std::max<std::int64_t>(table[i].count, 0);
+  // Scratch is as large as the greatest number used: bounded by what the whole table moves, gaps allowed for.
+  std::int64_t scratch_limit = 4096;
+  for (std::size_t i = 0; i < rows; ++i) scratch_limit += std::max<std::int64_t>(table[i].count, 0);
   for (std::size_t i = 0; i < rows; ++i) {
     const Transfer& t = table[i];
-    const std::string why = fault(t, n, chunks, moved);
+    const std::string why = fault(t, n, chunks, scratch_limit);
     if (!why.empty()) throw Error(ErrorKind::invalid, transfer_text(i, t) + ": " + why);
     used[t.src_buffer] = used[t.dst_buffer] = true;
     if (Buffer{t.src_buffer} == Buffer::scratch)

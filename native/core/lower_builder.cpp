@@ -5,6 +5,10 @@
 
 namespace ringleader::lowering {
 
+namespace {
+constexpr std::size_t kMaxCount = 1u << 20;  // a progress counter is window << 20 | count
+}
+
 Builder::Builder(Memory& memory, Rank n, const std::vector<std::int32_t>& node)
     : memory_(memory), node_(node), local_(static_cast<std::size_t>(n)), ranks_(static_cast<std::size_t>(n)) {
   std::map<std::int32_t, std::int32_t> sizes;
@@ -188,6 +192,10 @@ std::vector<RankProgram> Builder::take() {
   std::vector<RankProgram> programs;
   programs.reserve(ranks_.size());
   for (RankState& state : ranks_) {
+    if (state.in_order.size() + 2 > kMaxCount)
+      throw Error(ErrorKind::invalid, "a rank has " + std::to_string(state.in_order.size()) +
+                                          " shared-memory instructions; at most " + std::to_string(kMaxCount - 2) +
+                                          " fit the progress counter: use fewer chunks");
     merge_fused(state);
     programs.push_back(std::move(state.program));
   }
