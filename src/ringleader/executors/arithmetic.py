@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ringleader.errors import UnsupportedType
 
-__all__ = ["AVG", "BF16", "NONE", "PREMUL_SUM", "dtype_of", "fold", "from_f32", "scaled", "to_f32"]
+__all__ = ["AVG", "BF16", "NONE", "PREMUL_SUM", "dtype_of", "fold", "from_f32", "to_f32"]
 
 Array = NDArray[Any]
 
 # Codes of `DType` and `ReduceOp` in native/core/types.hpp.
-F16, BF16, BOOL = 2, 3, 12
+F16, BF16, BOOL, BYTES = 2, 3, 12, 15
 SUM, PROD, MIN, MAX, AVG, PREMUL_SUM, BAND, BOR, BXOR, NONE = 0, 1, 2, 3, 4, 5, 6, 7, 8, 255
 
 _DTYPES = (
@@ -51,6 +51,26 @@ _UFUNCS: dict[int, Callable[[Array, Array], Array]] = {
     BXOR: np.bitwise_xor,
 }
 
+_BOOL_UFUNCS: dict[int, Callable[[Array, Array], Array]] = {
+    SUM: np.logical_or,
+    PROD: np.logical_and,
+    MIN: np.logical_and,
+    MAX: np.logical_or,
+    BAND: np.logical_and,
+    BOR: np.logical_or,
+    BXOR: np.logical_xor,
+}
+
+_INTEGER = frozenset({SUM, PROD, MIN, MAX, AVG, BAND, BOR, BXOR})
+_OFFERED = {  # by kind of NumPy type
+    "b": frozenset(_BOOL_UFUNCS),
+    "i": _INTEGER,
+    "u": _INTEGER,
+    "f": frozenset({SUM, PROD, MIN, MAX, AVG, PREMUL_SUM}),
+    "c": frozenset({SUM, PROD, AVG, PREMUL_SUM}),
+    "": frozenset(),
+}
+
 
 def dtype_of(code: int) -> np.dtype[Any]:
     """The NumPy type of arrays of dtype `code`; bf16 travels as uint16.
@@ -78,18 +98,28 @@ def from_f32(values: NDArray[np.float32]) -> Array:
     return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
 
 
-def scaled(values: Array, factor: float, dtype_code: int) -> Array:
-    """`values * factor` in their own type."""
-    if dtype_code == BF16:
-        return from_f32(to_f32(values) * np.float32(factor))
-    if dtype_code == F16:
-        return (values.astype(np.float32) * np.float32(factor)).astype(np.float16)
-    product: Array = (values * values.dtype.type(factor)).astype(values.dtype)
-    return product
+def fold(
+    arrays: Sequence[Array],
+    raw: Sequence[bool],
+    dtype_code: int,
+    op_code: int,
+    factor: float = 1.0,
+    divide_by: int = 0,
+    native: bool | None = None,
+) -> Array:
+    """Left fold of arrays of equal shape.
 
-
-def fold(arrays: Sequence[Array], dtype_code: int, op_code: int, divide_by: int, native: bool | None) -> Array:
-    """Left fold of `arrays`, which have equal shape; an average divides by `divide_by` if that is not 0.
+    Parameters
+    ----------
+    arrays
+        The operands, at least one.
+    raw
+        Which of them are untouched contributions: premul_sum multiplies those by `factor`.
+    divide_by
+        What an average divides the result by; 0 if it is not complete yet.
+    native
+        Use the native kernels (True) or NumPy (False). Default: the kernels where they are built. They agree but for
+        the sign of zeros in min and max, the bits of NaNs, and the last bits of complex products.
 
     Raises
     ------
@@ -97,16 +127,18 @@ def fold(arrays: Sequence[Array], dtype_code: int, op_code: int, divide_by: int,
         If the operation is not offered for the type.
     """
     core = None if native is False else _kernels()
-    if native and core is None:
-        raise UnsupportedType("the native kernels are not built; use native=False")
     if core is None:
-        return _fold_numpy(arrays, dtype_code, op_code, divide_by)
+        if native:
+            raise UnsupportedType("the native kernels are not built; use native=False")
+        return _fold_numpy(arrays, raw, dtype_code, op_code, factor, divide_by)
+    if not core.reduce_supported(dtype_code, op_code):
+        raise UnsupportedType(f"operation code {op_code} is not offered for dtype code {dtype_code}")
     sources = [np.ascontiguousarray(array) for array in arrays]
     result = np.empty_like(sources[0])
-    # premul_sum's contributions are multiplied by now: what is left is a sum.
-    operation = SUM if op_code == PREMUL_SUM else op_code
     pointers = [source.ctypes.data for source in sources]
-    core.reduce_into(result.ctypes.data, pointers, result.size, dtype_code, operation, divide_by)
+    core.reduce_into(
+        result.ctypes.data, pointers, result.size, dtype_code, op_code, divide_by, factor, [bool(flag) for flag in raw]
+    )
     return result
 
 
@@ -117,27 +149,41 @@ def _kernels() -> ModuleType | None:
         return None
 
 
-def _fold_numpy(arrays: Sequence[Array], dtype_code: int, op_code: int, divide_by: int) -> Array:
-    if op_code not in _UFUNCS:
-        raise UnsupportedType(f"no reduction has code {op_code}")
-    combine = _UFUNCS[op_code]
+def _fold_numpy(
+    arrays: Sequence[Array], raw: Sequence[bool], dtype_code: int, op_code: int, factor: float, divide_by: int
+) -> Array:
     dtype = dtype_of(dtype_code)
-    wide = [_widened(array, dtype_code) for array in arrays]
-    result = wide[0]
+    if op_code not in _OFFERED["f" if dtype_code == BF16 else "" if dtype_code == BYTES else dtype.kind]:
+        raise UnsupportedType(f"operation code {op_code} is not offered for dtype code {dtype_code}")
+    combine = (_BOOL_UFUNCS if dtype_code == BOOL else _UFUNCS)[op_code]
     with np.errstate(all="ignore"):
-        try:
-            for array in wide[1:]:
-                result = combine(result, array)
-        except TypeError as error:
-            raise UnsupportedType(f"operation {op_code} is not offered for {dtype}") from error
-        if divide_by:
-            integer = dtype.kind in "iu" and dtype_code != BF16
-            result = result // divide_by if integer else (result / divide_by).astype(result.dtype)
-    return from_f32(result) if dtype_code == BF16 else result.astype(dtype)
+        wide = [_widened(array, dtype_code) for array in arrays]
+        if op_code == PREMUL_SUM:
+            scale = wide[0].real.dtype.type(factor)
+            wide = [array * scale if flag else array for array, flag in zip(wide, raw, strict=True)]
+        result = wide[0]
+        for array in wide[1:]:
+            result = combine(result, array)
+        if divide_by and op_code == AVG:
+            result = _divided(result, divide_by)
+        return from_f32(result) if dtype_code == BF16 else result.astype(dtype)
+
+
+def _divided(total: Array, divisor: int) -> Array:
+    """total / divisor: integers toward zero, complex numbers by components."""
+    result: Array
+    if total.dtype.kind in "iu":
+        # The magnitude of the smallest integer does not fit its type: round down first, then toward zero.
+        quotient = total // divisor
+        result = quotient + ((total - quotient * divisor != 0) & (total < 0)).astype(total.dtype)
+        return result
+    part = total.real.dtype
+    result = (np.ascontiguousarray(total).view(part) / part.type(divisor)).view(total.dtype)
+    return result
 
 
 def _widened(array: Array, dtype_code: int) -> Array:
-    """16-bit floating point is accumulated in 32 bits within one fold."""
+    """16-bit floating point is folded in 32 bits."""
     if dtype_code == BF16:
         return to_f32(array)
     return array.astype(np.float32) if dtype_code == F16 else array

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.errors import InvalidArgument, ScheduleError
-from ringleader.executors.arithmetic import AVG, NONE, PREMUL_SUM, dtype_of, fold, scaled
+from ringleader.executors.arithmetic import NONE, PREMUL_SUM, dtype_of, fold
 from ringleader.schedule import Buffer, Collective, Schedule
 
 __all__ = ["run"]
@@ -84,20 +84,28 @@ def run(
     dtype = dtype_of(dtype_code)
     count = _count(schedule, inputs, dtype)
     state = _initial(schedule, inputs, count)
-    scale = factor if op_code == PREMUL_SUM else None
 
     def combine(operands: list[_Value]) -> _Value:
+        if len(operands) == 1:
+            return operands[0]  # into an empty chunk: a copy, in which nothing is multiplied or divided
         operands = sorted(operands, key=lambda value: value.lowest)
         weight = sum(value.weight for value in operands)
-        arrays = [scaled(v.elements, scale, dtype_code) if v.weight == 1 and scale else v.elements for v in operands]
-        divide_by = schedule.n if op_code == AVG and weight == schedule.n else 0
-        return _Value(fold(arrays, dtype_code, op_code, divide_by, native), weight, operands[0].lowest)
+        if schedule.collective is Collective.BARRIER:  # nothing is in its chunk but that it arrived
+            return _Value(operands[0].elements, weight, operands[0].lowest)
+        arrays = [value.elements for value in operands]
+        raw = [value.weight == 1 for value in operands]
+        divide_by = schedule.n if weight == schedule.n else 0
+        elements = fold(arrays, raw, dtype_code, op_code, factor, divide_by, native)
+        return _Value(elements, weight, operands[0].lowest)
 
     table = schedule.table
     starts = np.flatnonzero(np.diff(table["step"], prepend=-1))
     for start, end in pairwise([*starts, len(table)]):
         _step(schedule, int(start), int(end), state, combine)
-    return _outputs(schedule, state, count, dtype, scale, dtype_code)
+    if schedule.n == 1 and op_code == PREMUL_SUM:  # no fold has multiplied the only contribution
+        for value in state.values():
+            value.elements = fold([value.elements], [True], dtype_code, op_code, factor, 0, native)
+    return _outputs(schedule, state, count, dtype)
 
 
 def _step(
@@ -191,14 +199,7 @@ def _initial(schedule: Schedule, inputs: Sequence[Array | None], count: int) -> 
     return state
 
 
-def _outputs(
-    schedule: Schedule,
-    state: dict[Place, _Value],
-    count: int,
-    dtype: np.dtype[Any],
-    scale: float | None,
-    dtype_code: int,
-) -> list[Array | None]:
+def _outputs(schedule: Schedule, state: dict[Place, _Value], count: int, dtype: np.dtype[Any]) -> list[Array | None]:
     """The results, collected from the final state."""
     collective, m = schedule.collective, schedule.chunks_per_block
     bounds = _chunk_bounds(schedule, count)
@@ -217,9 +218,6 @@ def _outputs(
             value = state.get((rank, int(buffer), chunk))
             if value is None:
                 raise ScheduleError(f"rank {rank} ends without {buffer.name.lower()}[{chunk}]")
-            # A sum of one contribution (n = 1) has not been through a fold, where contributions are multiplied.
-            raw = scale is not None and value.weight == 1 and collective.reduces
-            elements = scaled(value.elements, scale, dtype_code) if raw and scale else value.elements
-            result[bounds[chunk].start - shift : bounds[chunk].stop - shift] = elements
+            result[bounds[chunk].start - shift : bounds[chunk].stop - shift] = value.elements
         outputs.append(result)
     return outputs
