@@ -164,7 +164,7 @@ def draw_svg(schedule: Schedule) -> str:
     >>> from ringleader.schedule import Builder
     >>> b = Builder("broadcast", n=2, chunks=1)
     >>> b.send(0, src=0, src_chunk=0, dst=1)
-    >>> draw_svg(b.build()).count('class="copy"')
+    >>> draw_svg(b.build()).count("<title>transfer 0 ")
     1
     """
     if schedule.transfers > MAX_ARROWS:
