@@ -290,10 +290,19 @@ def _listen(
     tcp = []
     for address in selection.addresses:
         sock = stack.enter_context(socket.socket(address.family, socket.SOCK_STREAM))
-        sock.bind(address.sockaddr(0))
+        try:
+            sock.bind(address.sockaddr(0))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or len(selection.addresses) == 1:
+                raise
+            # A fresh IPv6 address is "tentative" for a second or two, until the kernel knows that nobody else has it.
+            logger("NET").info("%s is not ready for use (%s)", address, error.strerror)
+            continue
         sock.listen(backlog)
         sock.setblocking(False)
         tcp.append((address, sock))
+    if not tcp:
+        raise RendezvousError(f"no address of {selection} can be used yet: {', '.join(map(str, selection.addresses))}")
     return unix, tcp, selection
 
 
