@@ -1,13 +1,17 @@
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "bind/bind.hpp"
 #include "reduce/reduce.hpp"
+#include "reduce/table.hpp"
 
 namespace nb = nanobind;
 
@@ -37,6 +41,20 @@ void reduce_into(std::uintptr_t dst_ptr, const std::vector<std::uintptr_t>& src_
   fold(spec, &dst, 1, srcs.data(), is_raw.data(), srcs.size(), count);
 }
 
+std::map<std::string, std::string> build_info() {
+  std::string available;
+  for (const kernels::Isa& candidate : kernels::available()) {
+    available += (available.empty() ? "" : ", ") + std::string(candidate.name);
+  }
+#if defined(__clang__)
+  const char* compiler = "Clang " __clang_version__;
+#else
+  const char* compiler = "GCC " __VERSION__;
+#endif
+  return {{"version", RINGLEADER_VERSION}, {"compiler", compiler}, {"build_type", RINGLEADER_BUILD_TYPE},
+          {"isa", isa()}, {"isa_available", available}};
+}
+
 }  // namespace
 
 void bind_reduce(nb::module_& m) {
@@ -44,6 +62,7 @@ void bind_reduce(nb::module_& m) {
   m.def("reduce_into", &reduce_into, nb::arg("dst_ptr"), nb::arg("src_ptrs"), nb::arg("count"), nb::arg("dtype"),
         nb::arg("op"), nb::arg("final_n") = 0, nb::arg("factor") = 1.0, nb::arg("raw").none() = nb::none());
   m.def("kernel_isa", &isa);
+  m.def("build_info", &build_info);
 }
 
 }  // namespace ringleader

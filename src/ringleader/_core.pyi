@@ -15,7 +15,7 @@ def set_error_types(types: dict[str, type[BaseException]]) -> None:
     """
 
 def build_info() -> dict[str, str]:
-    """compiler, build type, instruction sets compiled in and chosen at run time, version."""
+    """Keys: version, compiler, build_type, isa (chosen at run time), isa_available (what this machine can run, best first)."""
 
 # ---------------------------------------------------------------- schedules (bind/bind_schedule.cpp)
 

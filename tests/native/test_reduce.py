@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import ringleader
 from ringleader import _core, errors
 
 Array = NDArray[Any]
@@ -97,7 +98,9 @@ def expected(dtype: str, op: str, srcs: list[Array], final_n: int, factor: float
 @pytest.mark.parametrize("op", OPS)
 def test_matches_numpy(dtype: str, op: str) -> None:
     if not _core.reduce_supported(DTYPES[dtype], OPS[op]):
-        pytest.skip("not offered")
+        with pytest.raises(errors.InvalidArgument, match=f"cannot reduce {dtype} with {op}"):
+            fold(dtype, op, [contribution(dtype, 3, 0), contribution(dtype, 3, 1)])
+        return
     for count in COUNTS:
         for nsrc in (1, 2, 3, 6):
             if op == "avg" and count > 2000 and dtype.startswith(("int", "uint")):
@@ -234,6 +237,14 @@ def test_unknown_instruction_set_names_the_valid_ones() -> None:
     assert result.returncode != 0
     assert "RINGLEADER_ISA='sse9'" in result.stderr
     assert "baseline" in result.stderr or "neon" in result.stderr
+
+
+def test_build_info() -> None:
+    info = _core.build_info()
+    assert info["isa"] == _core.kernel_isa()
+    assert info["isa"] in info["isa_available"].split(", ")
+    assert info["version"] == ringleader.__version__
+    assert set(info) == {"version", "compiler", "build_type", "isa", "isa_available"}
 
 
 def test_every_instruction_set_gives_the_same_bits() -> None:
