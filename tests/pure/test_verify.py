@@ -160,6 +160,9 @@ def test_too_large_to_verify() -> None:
     with pytest.raises(ScheduleError, match="verify takes at most"):
         verify(Schedule.empty("all_reduce", 1 << 13, 1 << 13))
     assert not verify(Schedule.empty("all_reduce", 1 << 20, 1 << 20)).ok
+    for schedule in (Schedule.empty("barrier", 1 << 20, 1), Schedule.empty("all_reduce", 1 << 10, 1 << 10)):
+        with pytest.raises(ScheduleError, match="counters; at most 268435456"):
+            verify(schedule, mode="exact")
 
 
 def test_thousand_ranks() -> None:

@@ -27,6 +27,9 @@ EXACT_COUNTS = 1 << 23
 MAX_PLACES = 1 << 25
 """Most locations (chunks on all ranks) that `verify` takes on: about 1.3 GB of memory."""
 
+MAX_COUNTS = 1 << 28
+"""Most counters (of 4 bytes) that the exact mode makes: 1 GiB."""
+
 LARGE = 1 << 19
 """Beyond this number of transfers `verify` by default lowers for one layout of nodes only."""
 
@@ -177,6 +180,11 @@ def verify(
     places += schedule.n * schedule.scratch_chunks
     if places > MAX_PLACES:
         raise ScheduleError(f"{schedule!r} has {places} chunks on all ranks; verify takes at most {MAX_PLACES}")
+    words = (
+        schedule.n if schedule.collective is not Collective.BARRIER else schedule.n // 16
+    )  # sets have a bit for each
+    if (mode == "exact" or schedule.collective is Collective.BARRIER) and places * words > MAX_COUNTS:
+        raise ScheduleError(f"{schedule!r} needs {places * words} counters; at most {MAX_COUNTS} are made")
     small = schedule.n <= EXACT_RANKS and places * schedule.n <= EXACT_COUNTS
     exact = mode == "exact" or (mode == "auto" and small)
     replay = Replay(schedule, exact, seed)
