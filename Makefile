@@ -90,6 +90,8 @@ endef
 .PHONY: test-native sanitize sanitize-address sanitize-thread
 test-native: | $(INSTALLED)
 	$(call native_build,native,-DCMAKE_BUILD_TYPE=Release)
+	@# A function shared between instruction sets could be linked in the version that this machine cannot run.
+	! nm -C $(BUILD)/native/CMakeFiles/ringleader_core.dir/native/reduce/isa_*.o | grep ' [TWVu] '
 	timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/native/ringleader_tests $(NATIVE_ARGS)
 
 sanitize-address: | $(INSTALLED)
