@@ -30,7 +30,7 @@ BARE = interface("eth5")
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with the given interfaces; routes lead through `route[host]` (an address), the default through `default`."""
+    """A machine with the given interfaces; the route to a host leaves by the address `routes[host]`."""
 
     def describe(*present: Interface, routes: dict[str, str] | None = None, default: str | None = None) -> None:
         monkeypatch.setattr(addresses, "interfaces", lambda: list(present))

@@ -10,7 +10,8 @@ from ringleader.errors import InvalidArgument
 from ringleader.runtime.environment import detect, first_host, format_hostport, parse_hostport
 
 TORCHRUN = {
-    "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "1234",
+    "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n0",
+    "MASTER_PORT": "1234",
     "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "run7", "TORCHELASTIC_RESTART_COUNT": "2",
 }  # fmt: skip
 OPEN_MPI = {
@@ -91,7 +92,8 @@ def test_first_host(nodelist, host):
 
 def test_own_variables_and_arguments_win():
     own = {
-        "RINGLEADER_RANK": "1", "RINGLEADER_SIZE": "2", "RINGLEADER_STORE": "[::1]:5000", "RINGLEADER_STORE_SERVED": "1",
+        "RINGLEADER_RANK": "1", "RINGLEADER_SIZE": "2", "RINGLEADER_STORE": "[::1]:5000",
+        "RINGLEADER_STORE_SERVED": "1",
         "RINGLEADER_LOCAL_SIZE": "2", "RINGLEADER_JOB_ID": "mine",
     }  # fmt: skip
     launch = detect({**TORCHRUN, **own})
@@ -99,6 +101,8 @@ def test_own_variables_and_arguments_win():
     assert (launch.store_served, launch.job_id, launch.agent_store, launch.one_host) == (True, "mine", False, True)
     launch = detect({**TORCHRUN, **own}, rank=0, size=3, address="h:9")
     assert (launch.rank, launch.size, launch.master_addr, launch.store_served) == (0, 3, "h", False)
+    launch = detect({**TORCHRUN, "RINGLEADER_STORE": "h:9"})
+    assert (launch.rank, launch.master_port, launch.agent_store, launch.own_address) == (3, 9, False, True)
 
 
 def test_consistent_launchers_are_fine_and_contradictions_are_not():

@@ -27,7 +27,8 @@ class Launch:
     """Where this process stands in the job.
 
     `master_addr` is None if the launcher gave no meeting point. `store_served`: somebody other than rank 0 serves the
-    store there. `agent_store`: it is torchrun's own. `attempt` counts torchrun's restarts.
+    store there. `agent_store`: it is torchrun's own. `own_address`: it was given for Ringleader alone, by an argument
+    or RINGLEADER_STORE. `attempt` counts torchrun's restarts.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Launch:
     launcher: str = "none"
     store_served: bool = False
     agent_store: bool = False
+    own_address: bool = False
     attempt: int = 0
 
     @property
@@ -88,7 +90,9 @@ def detect(
         launch = _from_ringleader(env) or _from_launchers(env) or Launch(0, 1)
     if address is not None:
         host, port = parse_hostport(address)
-        launch = replace(launch, master_addr=host, master_port=port, agent_store=False, store_served=False)
+        launch = replace(
+            launch, master_addr=host, master_port=port, agent_store=False, store_served=False, own_address=True
+        )
     return _checked(launch)
 
 
@@ -141,7 +145,7 @@ def _with_master(launch: Launch, env: Mapping[str, str], job_id: str | None = No
     """Add the meeting point and the job's name."""
     if "RINGLEADER_STORE" in env:
         host, port = parse_hostport(env["RINGLEADER_STORE"])
-        launch = replace(launch, master_addr=host, master_port=port)
+        launch = replace(launch, master_addr=host, master_port=port, agent_store=False, own_address=True)
     elif "MASTER_ADDR" in env:
         port_text = env.get("MASTER_PORT", str(DEFAULT_PORT))
         host, port = parse_hostport(f"{_bracketed(env['MASTER_ADDR'])}:{port_text}", "MASTER_ADDR:MASTER_PORT")

@@ -176,7 +176,7 @@ def _open_store(launch: Launch, store: Any, secret: bytes | None, timeout: float
         return _wrapped(store)
     if launch.size == 1:
         return LocalStore()
-    if (default := _torch_default_store(launch)) is not None:
+    if not launch.own_address and (default := _torch_default_store(launch)) is not None:
         return default
     if launch.agent_store:
         return _agent_store(launch, timeout)
@@ -187,8 +187,8 @@ def _open_store(launch: Launch, store: Any, secret: bytes | None, timeout: float
         stack.callback(files.close)
         return files
     raise InvalidArgument(
-        f"rank {launch.rank} of {launch.size} has no meeting point (from: {launch.launcher}); give master_addr= or store=, "
-        "or set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port there"
+        f"rank {launch.rank} of {launch.size} has no meeting point (from: {launch.launcher}); give master_addr= or "
+        "store=, or set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port there"
     )
 
 

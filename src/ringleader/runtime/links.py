@@ -162,8 +162,7 @@ class _Loop:
         try:
             if out.conversation is None:
                 if code := out.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    self.failed(out, os.strerror(code))
-                    return
+                    raise OSError(code, os.strerror(code))
                 me = Hello(out.key.purpose, self.group, self.rank, out.key.number)
                 # Who listens there is known from the store, so its answer may take as long as the group may.
                 out.conversation = Conversation(out.sock, initiating(self.secret, me, out.key.rank), float("inf"))
@@ -175,7 +174,7 @@ class _Loop:
                 f"rank {self.rank}, connecting to rank {out.key.rank} at {out.targets[out.position].text}: {error}"
             ) from error
         except (OSError, EOFError) as error:
-            self.failed(out, str(error))
+            self.failed(out, getattr(error, "strerror", None) or str(error))
             return
         self.selector.unregister(out.sock)
         self.outgoing.remove(out)

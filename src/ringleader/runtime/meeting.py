@@ -16,6 +16,9 @@ from ringleader.runtime.store import Store, wait_for_ranks
 
 __all__ = ["Meeting", "Reported"]
 
+# How long rank 0 waits for all to have read the last answer. They need milliseconds, unless they have died.
+_LAST_ANSWER_LIMIT = 5.0
+
 
 class Meeting:
     """The rounds of one group through the store, under one deadline."""
@@ -47,7 +50,8 @@ class Meeting:
                 self.store.delete(self._previous)  # all have begun this round, so all have read the one before
         else:
             answer = self._await_answer(name, what)
-        self.store.delete(self._key(name, self.rank))  # rank 0 has read it, or there were no answer
+        with contextlib.suppress(RingleaderError):
+            self.store.delete(self._key(name, self.rank))  # rank 0 has read it, or there were no answer
         self._previous = self._key(name)
         everybody: list[dict[str, Any]] = json.loads(answer)
         return everybody
@@ -75,10 +79,17 @@ class Meeting:
         )
 
     def finish(self) -> None:
-        """Leave the last round; the last rank to do so cleans it up."""
-        if self._previous is not None and self.store.add(self._key("left"), 1) == self.size:
-            self.store.delete(self._previous)
-            self.store.delete(self._key("left"))
+        """Leave the last round. Rank 0, which may serve the store, leaves last, so nobody's answer is lost with it."""
+        if self._previous is None:
+            return
+        with contextlib.suppress(RingleaderError):  # the group is formed; only tidying up is left
+            if self.rank != 0:
+                if self.store.add(self._key("left"), 1) == self.size - 1:
+                    self.store.set(self._key("done"), b"")
+                return
+            self.store.get(self._key("done"), min(_LAST_ANSWER_LIMIT, self.left))
+            for key in (self._previous, self._key("left"), self._key("done")):
+                self.store.delete(key)
 
     def check(self) -> None:
         """Raise the failure of another rank, if there is one."""
