@@ -166,6 +166,11 @@ bool PointToPoint::idle() const {
          });
 }
 
+bool PointToPoint::flushed() const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->outbox.empty(); });
+}
+
 Clock::time_point PointToPoint::next_deadline() const {
   const std::lock_guard lock(mutex_);
   return next_deadline_;

@@ -47,6 +47,9 @@ class PointToPoint final : private p2p::Matcher {
   bool progress();
   // No operation of this rank is pending. (Others may still be sending: progress() is then what takes their messages in.)
   bool idle() const;
+  // Everything sent so far was handed to the streams. (Small messages are copied, so their sends complete before that:
+  // leaving without progress() until then would lose them.)
+  bool flushed() const;
   // The earliest deadline of what is pending (time_point::max() if none): do not sleep past it.
   Clock::time_point next_deadline() const;
   // Appends what to poll for before the next progress(). Streams without descriptors (shared memory) are not in it.

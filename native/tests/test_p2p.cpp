@@ -386,6 +386,19 @@ TEST_CASE("p2p: a lost peer fails what needs it, and what had arrived can still 
   CHECK(self.idle());
 }
 
+TEST_CASE("p2p: a small send completes at once but is flushed only when the stream took it") {
+  World world(2, Kind::ring, 100, 256);
+  const Bytes out = pattern(1000, 1);
+  Bytes in(1000);
+  CHECK(world[0].flushed());
+  CHECK(world[0].isend(out.data(), out.size(), 1, 0, kNever)->done());
+  CHECK(!world[0].flushed());
+  CHECK(!world[0].idle());
+  world.finish({world[1].irecv(in.data(), in.size(), 0, 0, kNever)});
+  CHECK(in == out);
+  CHECK(world[0].flushed());
+}
+
 TEST_CASE("p2p: a rank out of range is refused") {
   World world(2, Kind::ring);
   CHECK_THROWS_AS(world[0].isend(nullptr, 0, 2, 0, kNever), Error);

@@ -417,6 +417,24 @@ TEST_CASE("tcp link: two processes exchange large messages at once over links wi
   CHECK(status == 0);
 }
 
+// Takes longer than the timeouts of a dead host, so it is run on demand: why data connections have no TCP_USER_TIMEOUT.
+TEST_CASE("tcp link: a peer that reads nothing for 9 s is late, not lost" * doctest::skip()) {
+  Pair pair(test::tcp_pair());
+  const std::vector<unsigned char> out = pattern(20 << 20, 1);
+  std::vector<unsigned char> in(out.size());
+  std::uint32_t sent = 0, got = 0;
+  pair.a.post_send(send_request(1, {{const_cast<unsigned char*>(out.data()), out.size()}}, &sent));
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(9);
+  while (std::chrono::steady_clock::now() < until) {
+    pair.a.progress();
+    usleep(10000);
+  }
+  CHECK(sent == 0);
+  pair.b.post_recv(recv_request(1, {{in.data(), in.size()}}, &got));
+  drive([&] { pair.step(); }, [&] { return sent + got == 2; });
+  CHECK(in == out);
+}
+
 TEST_CASE("tcp link: closing is final") {
   Pair pair(test::unix_pair());
   pair.a.close();
