@@ -16,8 +16,8 @@ namespace ringleader {
 
 namespace {
 
-// The rows of any C-contiguous buffer of 29-byte items (a NumPy structured array), or of bytes; copied, so that lowering
-// can release the GIL while another thread does what it likes with the array.
+// The rows of any C-contiguous buffer of 29-byte items (a NumPy structured array), or of bytes; copied, so that
+// lowering can release the GIL while another thread does what it likes with the array.
 std::vector<Transfer> read_table(nb::handle table) {
   Py_buffer view;
   if (PyObject_GetBuffer(table.ptr(), &view, PyBUF_ND) != 0) {
@@ -52,7 +52,7 @@ std::shared_ptr<Lowered> lower_table(nb::handle table, int collective, Rank n, R
   const std::vector<Transfer> rows = read_table(table);
   if (collective < 0 || collective > static_cast<int>(Collective::barrier))
     throw Error(ErrorKind::invalid,
-                "collective code " + std::to_string(collective) + " is unknown; expected 0 (all_reduce) to 8 (barrier)");
+                "collective code " + std::to_string(collective) + " is unknown; expected 0 (all_reduce) to 8");
   LowerOptions options;
   options.push = push;
   nb::gil_scoped_release release;

@@ -1,11 +1,11 @@
-// check: proofs on the lowered form. The programs of all ranks are replayed together in a random order that their waits,
-// dependencies and links allow, under a strict model: a message moves only when both ends are ready for it and it is
-// first on its link.
+// check: proofs on the lowered form. The programs of all ranks are replayed together in a random order that their
+// waits, dependencies and links allow, under a strict model: a message moves only when both ends are ready for it and
+// it is first on its link.
 //
 //   deadlock   nothing can advance. (Whether a replay gets stuck does not depend on its order: every step only ever
 //              enables others.)
-//   races      two accesses to one location, one of them a write, that are not ordered by program order, dependencies and
-//              waits in every interleaving: consecutive conflicting accesses of the replay are tested exactly.
+//   races      two accesses to one location, one of them a write, that are not ordered by program order, dependencies
+//              and waits in every interleaving: consecutive conflicting accesses of the replay are tested exactly.
 //   order      the k-th send of a link matches the k-th receive.
 //   content    every rank ends with the collective's final state, identically associated.
 #include "core/check.hpp"

@@ -95,15 +95,15 @@ class Order {
 
   const Facts& facts_;
   std::vector<std::int32_t> local_;
-  std::vector<std::vector<std::uint32_t>> known_;  // per rank and peer of its node: the greatest count waited for so far
+  std::vector<std::vector<std::uint32_t>> known_;  // per rank and peer of its node: greatest count waited for so far
   std::vector<std::uint32_t> joined_;  // per network instruction: the first in-order count that depends on it, 0 = none
   std::vector<std::unique_ptr<std::vector<Passed>>> index_;  // per rank, by (peer, at); made when needed
   std::vector<std::uint32_t> best_;                          // search: per rank, in-order instructions in the past
 };
 
 // What every location holds: a sum of random contributions in the field of 2^61 - 1 elements (right content, each
-// contribution once), a hash of the expression tree that made it (identical association), and the number of contributions.
-// For barrier, the set of ranks.
+// contribution once), a hash of the expression tree that made it (identical association), and the number of
+// contributions. For barrier, the set of ranks.
 class Values {
  public:
   Values(const Facts& facts, const Memory& memory, std::uint64_t seed);

@@ -115,7 +115,8 @@ class Form {
       const bool dst = i < instr.dst_n;
       const Operand& operand = program.operands[dst ? instr.dst_first + i : instr.src_first + i - instr.dst_n];
       bool same = operand.count == head.count;
-      for (std::int32_t k = 0; k < head.count && same; ++k) same = chunk_class(lowered_, operand, k) == chunk_class(lowered_, head, k);
+      for (std::int32_t k = 0; k < head.count && same; ++k)
+        same = chunk_class(lowered_, operand, k) == chunk_class(lowered_, head, k);
       if (!same) say(program, "operands differ in size");
       reach(program, operand, dst);
       if (dst) overlaps(program, instr, operand);

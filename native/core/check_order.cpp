@@ -1,6 +1,7 @@
-// Which accesses are ordered whatever the interleaving. An in-order instruction's past is a vector of counts, one per rank;
-// almost every question is answered by the waits the rank itself has made, so the full vector is only searched for (exactly)
-// where those do not suffice. Messages between nodes order nothing here: accesses to one memory are made from one node.
+// Which accesses are ordered whatever the interleaving. An in-order instruction's past is a vector of counts, one per
+// rank; almost every question is answered by the waits the rank itself has made, so the full vector is only searched
+// for (exactly) where those do not suffice. Messages between nodes order nothing here: accesses to one memory are
+// made from one node.
 #include <algorithm>
 
 #include "core/check.hpp"
@@ -148,8 +149,8 @@ const std::vector<Order::Passed>& Order::index(Rank rank) {
   return *index_[rank];
 }
 
-// Backwards from the past: which count of every rank is certainly behind it? A wait for count c of a rank brings in all that
-// rank had waited for by then.
+// Backwards from the past: which count of every rank is certainly behind it? A wait for count c of a rank brings in
+// all that rank had waited for by then.
 bool Order::search(Event event, const Past& past) {
   std::uint32_t target = event.code;
   if (event.code & kNetwork) {

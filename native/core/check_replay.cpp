@@ -8,8 +8,8 @@ namespace ringleader::checking {
 
 namespace {
 
-// A task is a rank's next in-order instruction (its number is the rank) or a message (n + its number). Tasks that cannot run
-// sleep on the first thing they miss.
+// A task is a rank's next in-order instruction (its number is the rank) or a message (n + its number). Tasks that
+// cannot run sleep on the first thing they miss.
 class Replay {
  public:
   Replay(const Facts& facts, std::uint64_t seed, Report& report)
@@ -145,7 +145,8 @@ class Replay {
       }
       const std::int32_t held = values_.accumulator().contributions;
       if (((instr.flags & kFinal) != 0) != (folds && held == n_ && n_ > 1)) wrong_flag(rank, index, "final mark");
-      for (std::uint32_t d = 0; d < instr.dst_n; ++d) write(rank, index, program.operands[instr.dst_first + d], i, event);
+      for (std::uint32_t d = 0; d < instr.dst_n; ++d)
+        write(rank, index, program.operands[instr.dst_first + d], i, event);
     }
   }
 
@@ -291,8 +292,8 @@ class Replay {
     if (at >= instr.wait_n)
       return "needs instruction #" + std::to_string(program.deps[instr.dep_first + at - instr.wait_n]) + " to finish";
     const Wait& wait = program.waits[instr.wait_first + at];
-    return "needs rank " + std::to_string(wait.rank) + " to reach " + std::to_string(wait.count) + ", which stands at " +
-           std::to_string(count_[wait.rank]);
+    return "needs rank " + std::to_string(wait.rank) + " to reach " + std::to_string(wait.count) +
+           ", which stands at " + std::to_string(count_[wait.rank]);
   }
 
   void report_deadlock() {

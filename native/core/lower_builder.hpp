@@ -1,7 +1,8 @@
-// Builds the programs of all ranks instruction by instruction, and finds out what each must wait for. Inside lower only.
+// Builds the programs of all ranks instruction by instruction, and finds out what each must wait for. Inside lower
+// only.
 //
-// Invariant: instructions are appended in one global order in which everything an instruction needs comes before it, so
-// the earliest unfinished instruction can always run: no deadlock, whatever the interleaving.
+// Invariant: instructions are appended in one global order in which everything an instruction needs comes before it,
+// so the earliest unfinished instruction can always run: no deadlock, whatever the interleaving.
 #pragma once
 
 #include <cstdint>

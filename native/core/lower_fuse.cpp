@@ -126,7 +126,8 @@ void Emitter::emit_message(const Source& source, Place dst, std::int32_t count, 
   for (std::int32_t i = 0; i < count; ++i) {
     builder_.each_read_conflict(source.place.rank, source.place.rank, id(source.place, i), false,
                                 [&](Event event) { builder_.add(send_needs_, event); });
-    builder_.each_write_conflict(dst.rank, dst.rank, id(dst, i), [&](Event event) { builder_.add(recv_needs_, event); });
+    builder_.each_write_conflict(dst.rank, dst.rank, id(dst, i),
+                                 [&](Event event) { builder_.add(recv_needs_, event); });
   }
   const Event sent = builder_.append(Op::send, 0, source.channel, dst.rank, send_needs_);
   builder_.add_src(source.place.rank, operand(source.place, count));
@@ -150,8 +151,8 @@ void Emitter::emit_message(const Source& source, Place dst, std::int32_t count, 
   }
 }
 
-// A reduction with sources from the network. The fold is from the left, so what stands before and at the destination's own
-// content comes first, and each later message is folded in as it arrives.
+// A reduction with sources from the network. The fold is from the left, so what stands before and at the
+// destination's own content comes first, and each later message is folded in as it arrives.
 void Emitter::emit_network(const Draft& from) {
   Draft draft = from;
   std::size_t next = emit_prefix(draft);

@@ -86,7 +86,7 @@ class Memory {
   bool used_[kBufferCount];
   LocId offset_[kBufferCount] = {0, 0, 0, 0};
   LocId stride_ = 0;
-  LocId dense_ = 0;                            // ids below are data, input, output; scratch follows in order of creation
+  LocId dense_ = 0;                            // ids below: data, input, output; then scratch in order of creation
   std::vector<Location> locations_;
   std::vector<std::vector<LocId>> scratch_;    // per rank: id of each scratch chunk
   std::vector<Place> scratch_place_;           // by id - dense_

@@ -75,7 +75,8 @@ void Steps::judge_reads(std::size_t at, std::size_t end) {
     for (std::int32_t i = 0; i < t.count; ++i) {
       const LocId from = src_id(t, i), to = dst_id(t, i);
       const bool exchange = last_write_[from] == t.step;
-      // An exchange that is pushed goes through the destination's scratch: neither end's memory is touched by the other.
+      // An exchange that is pushed goes through the destination's scratch: neither end's memory is touched by the
+      // other.
       if (by != t.src_rank) {
         if (t.step <= first_write_[from])
           reads_[from] |= kReadInitially;
@@ -117,7 +118,8 @@ void Steps::add_move(const Transfer& t, std::uint32_t row, std::int32_t i, std::
     then.push_back(move);
     return;
   }
-  // An exchange: what is read here is overwritten in the same step. It first goes into fresh scratch of the destination.
+  // An exchange: what is read here is overwritten in the same step. It first goes into fresh scratch of the
+  // destination.
   Move stage = move;
   stage.dst = {t.dst_rank, Buffer::scratch, memory_.grow_scratch(t.dst_rank)};
   stage.dst_id = memory_.id(stage.dst.rank, stage.dst.buffer, stage.dst.chunk);

@@ -125,7 +125,6 @@ struct CheckReport {
   std::vector<std::string> violations;  // empty = proved
   std::uint64_t instructions = 0;
   std::uint64_t waits = 0;
-  bool exact_races = true;  // false where n is too large for exact vector clocks and random interleavings were used
 };
 CheckReport check(const Lowered& lowered, std::uint64_t seed);
 

@@ -20,8 +20,8 @@ bool mentions(const CheckReport& report, const std::string& word) {
                      [&](const std::string& text) { return text.find(word) != std::string::npos; });
 }
 
-// Which instructions certainly finish before which others, by program order, dependencies and waits. Vertices: every rank's
-// entry, then its instructions; an extra vertex per rank for its end.
+// Which instructions certainly finish before which others, by program order, dependencies and waits. Vertices: every
+// rank's entry, then its instructions; an extra vertex per rank for its end.
 class Reachability {
  public:
   explicit Reachability(const Lowered& lowered) : lowered_(lowered) {
@@ -316,8 +316,8 @@ TEST_CASE("wrong flags are reported") {
       for (std::size_t i = 0; i < lowered.programs[r].instrs.size(); ++i) {
         const Instr& instr = lowered.programs[r].instrs[i];
         for (const std::uint8_t bit : {kFinal, kDstRaw, kIncomingRaw}) {
-          const bool applies = instr.op == Op::recv_reduce || (instr.op == Op::reduce && instr.dst_n > 0 && bit == kFinal);
-          if (!applies) continue;
+          const bool folds = instr.op == Op::reduce && instr.dst_n > 0 && bit == kFinal;
+          if (!folds && instr.op != Op::recv_reduce) continue;
           Lowered mutant = lowered;
           mutant.programs[r].instrs[i].flags ^= bit;
           CHECK(mentions(check(mutant, i), "flags"));

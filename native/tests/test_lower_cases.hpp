@@ -115,7 +115,8 @@ inline Case all_to_all(Rank n) {
   return c;
 }
 
-// Every rank's block moves one rank on in one step: all chunks are read and written at once. Ends as a plain all_gather.
+// Every rank's block moves one rank on in one step: all chunks are read and written at once. Ends as a plain
+// all_gather.
 inline Case rotating_gather(Rank n) {
   Case c{"rotating_gather", Collective::all_gather, n, 0, n, {}};
   for (Rank r = 0; r < n; ++r) c.table.push_back(transfer(0, r, r, r, 0, false, 1, Buffer::data, Buffer::scratch));

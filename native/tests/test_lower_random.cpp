@@ -1,5 +1,5 @@
-// Random schedules: whatever a table says, step by step, the lowered programs do, in any interleaving, without races and
-// without getting stuck. Two interpreters, one of tables and one of programs, must agree on every chunk.
+// Random schedules: whatever a table says, step by step, the lowered programs do, in any interleaving, without races
+// and without getting stuck. Two interpreters, one of tables and one of programs, must agree on every chunk.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -55,7 +55,8 @@ State interpret(const Case& c) {
       }
     for (auto& [to, values] : folds) {
       if (state.count(to)) values.insert(values.begin(), state.at(to));
-      std::stable_sort(values.begin(), values.end(), [](const Value& a, const Value& b) { return a.lowest < b.lowest; });
+      std::stable_sort(values.begin(), values.end(),
+                       [](const Value& a, const Value& b) { return a.lowest < b.lowest; });
       Value sum = values[0];
       for (std::size_t k = 1; k < values.size(); ++k) sum = combine(sum, values[k]);
       next[to] = sum;
@@ -185,10 +186,12 @@ class Machine {
   std::vector<std::vector<bool>> done_;
 };
 
-// Any table that keeps the rules: reads what is there; a copy is alone in its destination. One chunk per block, so that all
-// chunks have one size.
+// Any table that keeps the rules: reads what is there; a copy is alone in its destination. One chunk per block, so
+// that all chunks have one size.
 Case random_case(std::mt19937_64& random) {
-  const auto below = [&](std::int32_t limit) { return static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(limit)); };
+  const auto below = [&](std::int32_t limit) {
+    return static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(limit));
+  };
   const Rank n = 2 + below(5);
   Case c{"random", Collective::reduce_scatter, n, 0, n, {}};
   std::set<Key> valid;
