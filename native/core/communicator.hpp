@@ -105,6 +105,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Error timeout_error(const Driver& driver, Clock::time_point now) const;
   std::string last_operation(Rank rank) const;
   Error first_cause_of(const Error& error);
+  bool said_goodbye(Rank rank);
   [[noreturn]] void throw_aborted() const;
   void fail(const Error& error);
   void spread(const Error& error);

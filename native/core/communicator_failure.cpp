@@ -35,12 +35,9 @@ void Communicator::check_peers(bool in_operation) {
       throw Error(ErrorKind::peer_lost, mesh_.name(r) + " died (its process is gone)" + where, {r});
     }
   }
+  // A network peer that said goodbye may have left data in the sockets: their end, met when reading, is what counts there. In
+  // shared memory all its progress is visible once its state is.
   poll_control(where);
-  {
-    std::lock_guard lock(control_mutex_);
-    for (Rank r = 0; r < mesh_.size; ++r)
-      if (goodbye_[static_cast<std::size_t>(r)]) left.push_back(r);
-  }
   if (left.empty() || !in_operation) return;
   for (const Rank r : execution_.blocked_on())
     if (std::find(left.begin(), left.end(), r) != left.end())
@@ -115,10 +112,18 @@ Error Communicator::first_cause_of(const Error& error) {
       std::this_thread::sleep_for(milliseconds(2));
     } while (Clock::now() < until);
   }
+  if (cause.kind == ErrorKind::peer_lost && cause.ranks.size() == 1 && said_goodbye(cause.ranks.front()))
+    cause = Error(ErrorKind::peer_lost, mesh_.name(cause.ranks.front()) + " has left the communicator (closed it or exited) while " +
+                                            mesh_.name(mesh_.rank) + " waits for it in " + execution_.describe(), cause.ranks);
   fail(cause);
   execution_.finish();
   close_links();
   return cause;
+}
+
+bool Communicator::said_goodbye(Rank rank) {
+  std::lock_guard lock(control_mutex_);
+  return static_cast<std::size_t>(rank) < goodbye_.size() && goodbye_[static_cast<std::size_t>(rank)];
 }
 
 // Records the first cause, tells the peers, fails what is queued. Any thread.
