@@ -24,7 +24,7 @@ __all__ = ["FORMAT", "MAX_NAME", "MAX_TEXT", "VERSION", "from_dict", "from_json"
 FORMAT = "ringleader.schedule"
 VERSION = 1
 MAX_TEXT = 1 << 28
-"""Longest text that is read, in characters (bytes): 256 MiB. A ring of 1024 ranks takes 50 MB."""
+"""Longest text that is read, in characters (bytes): 256 MiB. A ring of 1024 ranks takes 40 MB."""
 MAX_NAME = 200
 """Longest name."""
 
@@ -38,7 +38,7 @@ _MAX_BRACKETS = len(_COLUMNS) + 2 + MAX_NAME
 
 
 def to_dict(schedule: Schedule) -> dict[str, Any]:
-    """The JSON form as Python objects."""
+    """The JSON form as Python objects; of the name the first 200 characters."""
     table = schedule.table
     columns = {}
     for column in _COLUMNS:
