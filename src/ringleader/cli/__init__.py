@@ -1,0 +1,1 @@
+"""The command ``ringleader``: measuring, proving, drawing and explaining collectives. Needs the extra ``cli``."""
