@@ -267,6 +267,15 @@ def test_a_busy_port_is_told_by_all_ranks_within_5_s(tmp_path):
     assert elapsed < 20  # 5 s, and starting three interpreters on a loaded machine
 
 
+def test_the_failure_of_the_rank_that_serves_the_store_is_told(tmp_path):
+    environments = torch_variables(3, "127.0.0.1", free_port())
+    environments[0]["RINGLEADER_TRANSPORT"] = "shm"
+    environments[2]["RINGLEADER_SHM_DISABLE"] = "1"
+    codes, outputs = launch(environments, tmp_path)
+    assert codes == [3, 3, 3], outputs
+    assert all("RINGLEADER_TRANSPORT=shm, but not all ranks can share memory" in output for output in outputs), outputs
+
+
 def test_wrong_secret_on_one_rank(tmp_path):
     environments = torch_variables(2, "127.0.0.1", free_port())
     environments[0]["RINGLEADER_SECRET"] = "the right secret"

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from ringleader.errors import CollectiveTimeout, InvalidArgument, RendezvousError
-from ringleader.runtime.addresses import listen_addresses
+from ringleader.runtime.addresses import check_interface_choice, listen_addresses
 from ringleader.runtime.config import Config, logger, setup_logging
 from ringleader.runtime.environment import Launch, detect
 from ringleader.runtime.filestore import FileStore
@@ -108,6 +108,7 @@ def open_job(
     setup_logging(config)
     limit = config.store_timeout if timeout is None else timeout
     launch = detect(environ, rank=rank, size=size, address=address)
+    check_interface_choice(config)  # a wrong one is an error now, on every rank that has it
     given = _given_secret(secret, config)
     with contextlib.ExitStack() as stack:
         shared = _open_store(launch, store, given, limit, stack)

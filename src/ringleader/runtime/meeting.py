@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringleader.errors import CollectiveTimeout, RendezvousError, RingleaderError
-from ringleader.runtime.store import Store, wait_for_ranks
+from ringleader.runtime.store import Store, backoff, wait_for_ranks
 
 __all__ = ["Meeting", "Reported"]
 
 # How long rank 0 waits for all to have read the last answer. They need milliseconds, unless they have died.
 _LAST_ANSWER_LIMIT = 5.0
+# How long rank 0 stays after a failure so that the others can read why; shorter after a timeout, which they notice too.
+_REPORT_LIMIT = 2.0
+_LATE_REPORT_LIMIT = 0.5
 
 
 class Meeting:
@@ -97,6 +100,7 @@ class Meeting:
             report = json.loads(self.store.get(self._key("failed"), 0))
         except CollectiveTimeout:
             return
+        self.store.add(self._key("told"), 1)
         kind = CollectiveTimeout if report["timeout"] else RendezvousError
         raise Reported(kind(f"{report['message']} (reported by rank {report['rank']})", report["ranks"]))
 
@@ -108,8 +112,19 @@ class Meeting:
             "ranks": list(getattr(error, "ranks", ())) or [self.rank],
             "timeout": isinstance(error, CollectiveTimeout),
         }
-        with contextlib.suppress(RingleaderError, OSError):
+        with contextlib.suppress(RingleaderError):
             self.store.set(self._key("failed"), json.dumps(report).encode())
+            self.store.add(self._key("told"), 1)
+            if self.rank == 0 and isinstance(error, Exception):  # not for Ctrl-C
+                self._wait_until_told(error)
+
+    def _wait_until_told(self, error: Exception) -> None:
+        """Rank 0 may serve the store: give those who are there, or about to come, a moment to read the report."""
+        late = isinstance(error, CollectiveTimeout)
+        expected = self.size - (len(getattr(error, "ranks", ())) if late else 0)
+        for _ in backoff(time.monotonic() + (_LATE_REPORT_LIMIT if late else _REPORT_LIMIT)):
+            if self.store.add(self._key("told"), 0) >= expected:
+                return
 
 
 class Reported(Exception):
