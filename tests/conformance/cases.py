@@ -1,7 +1,7 @@
 """The cases of the conformance suite: what is called, on which data, and what must come out.
 
-Data are integer-valued, differ per rank and per element, and are chosen per operator so that the result is exact in every
-type whatever the order of combination. Expected values are computed in int64 or complex128 by plain NumPy.
+Data are integer-valued, differ per rank and per element, and are chosen per operator so that the result is exact in
+every type whatever the order of combination. Expected values are computed in int64 or complex128 by plain NumPy.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def moving_pairs() -> list[tuple[str, str]]:
 def cases(collective: str, n: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Case]:
     """All algorithms x counts; types, operators, modes and roots take turns so that each pairing comes up many times.
 
-    The number of pairs and the strides are coprime, and each (n, algorithm) starts elsewhere, so over all n every algorithm
-    meets every pair in both placements and all modes.
+    The number of pairs and the strides are coprime, and each (n, algorithm) starts elsewhere, so over all n every
+    algorithm meets every pair in both placements and all modes.
     """
     pairs = reducing_pairs() if collective in REDUCING else moving_pairs()
     if collective == "barrier":

@@ -80,7 +80,8 @@ def run_case(comm: rl.Communicator, case: Case) -> str | None:
     elif not np.array_equal(result.reshape(-1), wanted):
         wrong = np.flatnonzero(result.reshape(-1) != wanted)
         first = int(wrong[0])
-        return f"{wrong.size} of {wanted.size} elements wrong; [{first}] is {result.reshape(-1)[first]}, expected {wanted[first]}"
+        got = result.reshape(-1)[first]
+        return f"{wrong.size} of {wanted.size} elements wrong; [{first}] is {got}, expected {wanted[first]}"
     elif dtype == np.bool_ and (result.view(np.uint8) > 1).any():
         return "a bool whose byte is neither 0 nor 1"
     if not overwritten and not np.array_equal(source.array, mine):

@@ -240,10 +240,9 @@ def test_the_cache_of_plans_is_bounded(comm: rl.Communicator) -> None:
 
 
 def test_each_choice_is_logged_once(comm: rl.Communicator, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="ringleader"):
-        with rl.init(rank=0, size=1) as fresh:
-            for _ in range(3):
-                fresh.all_reduce(np.ones(100), algorithm="ring")
+    with caplog.at_level("INFO", logger="ringleader"), rl.init(rank=0, size=1) as fresh:
+        for _ in range(3):
+            fresh.all_reduce(np.ones(100), algorithm="ring")
     lines = [record.getMessage() for record in caplog.records if "all_reduce" in record.getMessage()]
     assert len(lines) == 1
     assert "ring" in lines[0]
@@ -333,7 +332,13 @@ def test_use_after_close() -> None:
     comm.all_reduce(x)
     comm.close()
     comm.close()
-    for use in (lambda: comm.all_reduce(x), lambda: comm.barrier(), op, lambda: comm.split(0), lambda: comm.isend(x, 0)):
+    for use in (
+        lambda: comm.all_reduce(x),
+        lambda: comm.barrier(),
+        op,
+        lambda: comm.split(0),
+        lambda: comm.isend(x, 0),
+    ):
         with pytest.raises(rl.errors.ClosedError):
             use()
     assert comm.state == "closed"

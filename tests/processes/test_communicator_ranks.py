@@ -413,7 +413,8 @@ def _late_rank(limit: float) -> Any:
         comm.all_reduce(np.ones(3), timeout=limit)
     except rl.errors.RingleaderError as error:
         elapsed = time.monotonic() - started
-        later = pytest.raises(rl.errors.AbortedError, comm.barrier)
+        with pytest.raises(rl.errors.AbortedError) as later:
+            comm.barrier()
         forget()
         return type(error).__name__, str(error), elapsed, list(error.ranks), str(later.value), comm.state
     return "fine"
@@ -423,7 +424,7 @@ def test_a_late_rank_is_named(group: Workers) -> None:
     assert group.run(_late_rank, 20.0, timeout=60) == ["fine"] * 4
     got = group.run(_late_rank, 1.0, timeout=60)
     for rank, (kind, text, elapsed, ranks, later, state) in enumerate(got):
-        # The first cause is the timeout of one rank, on all ranks, in words; who hears of it from a peer may say Aborted.
+        # The first cause is the timeout of one rank, on all ranks; who hears of it from a peer may say Aborted.
         assert kind in ("CollectiveTimeout", "AbortedError")
         assert "all_reduce" in text
         assert elapsed < 2.4  # long before the late rank came

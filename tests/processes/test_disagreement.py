@@ -19,7 +19,11 @@ def _f4(*shape: int) -> Any:
 
 # name: (call of rank 0, call of rank 1, what the message must show of both)
 CASES: dict[str, tuple[Callable[[X], Any], Callable[[X], Any], tuple[str, ...]]] = {
-    "length": (lambda c: c.all_reduce(_f4(100, 2560)), lambda c: c.all_reduce(_f4(200, 2560)), ("100, 2560", "200, 2560")),
+    "length": (
+        lambda c: c.all_reduce(_f4(100, 2560)),
+        lambda c: c.all_reduce(_f4(200, 2560)),
+        ("100, 2560", "200, 2560"),
+    ),
     "one-element": (lambda c: c.all_reduce(_f4(1)), lambda c: c.all_reduce(_f4(2)), ("1 element", "2 elements")),
     "shape": (lambda c: c.all_reduce(_f4(2, 3)), lambda c: c.all_reduce(_f4(3, 2)), ("(2, 3)", "(3, 2)")),
     "type": (

@@ -1,13 +1,15 @@
 """Which ranks are left: agreement among the survivors of a failure, through the store.
 
-Every survivor announces itself, with the ranks that it knows to be lost. A rank that has not announced itself is
-waited for, unless it is known to be dead, here or in another's announcement, or until the deadline. Then one
-survivor's list is decided on, whichever asks first (an atomic counter in the store), and all take it: so all agree,
-also where some saw more than others. A rank that was given up and comes too late is told so.
+Every survivor announces itself, with the ranks that it takes for lost. A rank that announces itself is alive, whatever
+others think: over a network, a survivor that closes its connections looks like a dead one for a moment. A rank that
+does not is waited for until the deadline, or shortly if somebody takes it for lost. Then one survivor's list is
+decided on, whichever asks first (an atomic counter in the store), and all take it: so all agree, also where some saw
+more than others. A rank that was given up and comes too late is told so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,7 +18,9 @@ from ringleader.runtime.store import Store, ranks_text
 
 __all__ = ["agree_on_lost"]
 
-_LOOK_AGAIN = 0.05
+_LOOK_AGAIN = 0.02
+# Seconds that a rank which somebody takes for lost has to announce itself.
+_GRACE = 0.5
 
 
 def _encode(ranks: set[int]) -> bytes:
@@ -71,28 +75,22 @@ def agree_on_lost(
 
 
 def _collect(store: Store, rank: int, size: int, known_lost: Callable[[], Sequence[int]], timeout: float) -> set[int]:
-    """The union of what the survivors know, once every rank has announced itself or is given up."""
-    lost = set(known_lost()) - {rank}
-    store.set(f"survivor/{rank}", _encode(lost))
-    waiting = set(range(size)) - {rank}
-    deadline = time.monotonic() + timeout
-    while waiting:
-        late = time.monotonic() >= deadline
-        # What is dead is noted before looking: a rank that announced itself just before it died still counts as here;
-        # the next group's start-up or its first operation will notice.
-        lost |= set(known_lost()) - {rank}
-        for peer in sorted(waiting):
-            try:
-                lost |= _decode(store.get(f"survivor/{peer}", 0)) - {rank}
-            except errors.CollectiveTimeout:
-                if late:
-                    lost.add(peer)
-                elif peer not in lost:
-                    continue
-            waiting.discard(peer)
-        if waiting:
-            time.sleep(_LOOK_AGAIN)
-    return lost
+    """The ranks that have not announced themselves when all others have and they are given up."""
+    claimed = set(known_lost()) - {rank}
+    store.set(f"survivor/{rank}", _encode(claimed))
+    missing = set(range(size)) - {rank}
+    start = time.monotonic()
+    while missing:
+        elapsed = time.monotonic() - start
+        claimed |= set(known_lost())
+        for peer in sorted(missing):
+            with contextlib.suppress(errors.CollectiveTimeout):
+                claimed |= _decode(store.get(f"survivor/{peer}", 0))
+                missing.discard(peer)
+        if elapsed >= timeout or (elapsed >= min(_GRACE, timeout) and missing <= claimed):
+            break
+        time.sleep(_LOOK_AGAIN)
+    return missing
 
 
 def describe_loss(lost: Sequence[int], names: Sequence[str]) -> str:
@@ -100,9 +98,9 @@ def describe_loss(lost: Sequence[int], names: Sequence[str]) -> str:
 
     Examples
     --------
-    >>> describe_loss([1], ["a", "b"])
-    'rank 1 (b)'
+    >>> describe_loss([1], ["rank 0 (host a, pid 7)", "rank 1 (host b, pid 8)"])
+    'rank 1 (host b, pid 8)'
     """
     if not lost:
         return "no rank"
-    return ", ".join(f"rank {rank} ({names[rank]})" for rank in lost) if len(lost) <= 4 else f"ranks {ranks_text(lost)}"
+    return ", ".join(names[rank] for rank in lost) if len(lost) <= 4 else f"ranks {ranks_text(lost)}"
