@@ -141,6 +141,12 @@ void Communicator::close(double timeout_seconds) {
     if (thread_started_) thread_.detach();
     return;
   }
+  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
+  if (state() == State::live && !closing_.load()) {
+    // Small sends were reported complete when they were copied; they must not be lost now.
+    while (!p2p_->flushed() && !aborted(mesh_.own->control) && Clock::now() < until)
+      if (!p2p_->progress()) std::this_thread::yield();
+  }
   if (closing_.exchange(true)) return;
   const bool connected = state() != State::fresh;
   mesh_.own->control.state.store(static_cast<std::uint32_t>(BlockState::closed), std::memory_order_release);
@@ -154,7 +160,7 @@ void Communicator::close(double timeout_seconds) {
     stop_ = true;
     pending.swap(queue_);
     wake_.notify_all();
-    quiet = wake_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), [this] { return !busy_; });
+    quiet = wake_.wait_until(lock, until, [this] { return !busy_; });
   }
   for (Job& job : pending) job.work->fail(closed);
   if (thread_started_) thread_.join();

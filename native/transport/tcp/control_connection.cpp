@@ -62,16 +62,15 @@ std::string printable(const std::string& text) {
 }  // namespace
 
 ControlConnection::ControlConnection(int fd, Rank peer, std::string peer_name)
-    : fd_(fd), peer_(peer), peer_name_(std::move(peer_name)) {
-  tcp::prepare_control(fd_);
+    : socket_(fd), peer_(peer), peer_name_(std::move(peer_name)) {
+  tcp::prepare_control(socket_.fd());
 }
 
 ControlConnection::~ControlConnection() { close(); }
 
 void ControlConnection::close() {
   const std::lock_guard lock(mutex_);
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
+  socket_.close();
 }
 
 void ControlConnection::send_abort(ErrorKind kind, Rank cause, const std::string& reason) {
@@ -97,8 +96,8 @@ void ControlConnection::send_frame(std::uint8_t type, ErrorKind kind, Rank cause
 
 // Errors are not reported here: receiving meets them too, after whatever the peer sent before.
 void ControlConnection::flush() {
-  if (fd_ < 0 || out_.empty()) return;
-  const ssize_t n = send(fd_, out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (!socket_.open() || out_.empty()) return;
+  const ssize_t n = send(socket_.fd(), out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n > 0) {
     out_.erase(0, static_cast<std::size_t>(n));
   } else if (n < 0 && !tcp::would_block(errno)) {
@@ -110,11 +109,11 @@ ControlConnection::Event ControlConnection::poll() {
   const std::lock_guard lock(mutex_);
   Event event;
   if (parse(event)) return event;
-  if (fd_ < 0) return event;
+  if (!socket_.open()) return event;
   flush();
   // No whole frame is pending here, so `in_` stays below twice the largest one.
   char buffer[sizeof(Frame) + kMaxReason];
-  const ssize_t n = recv(fd_, buffer, sizeof buffer, MSG_DONTWAIT);
+  const ssize_t n = recv(socket_.fd(), buffer, sizeof buffer, MSG_DONTWAIT);
   if (n > 0) {
     in_.append(buffer, static_cast<std::size_t>(n));
     parse(event);
@@ -125,8 +124,7 @@ ControlConnection::Event ControlConnection::poll() {
 }
 
 ControlConnection::Event ControlConnection::end(const std::string& reason) {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
+  socket_.close();
   in_.clear();
   out_.clear();
   Event event;
@@ -167,7 +165,7 @@ bool ControlConnection::parse(Event& event) {
 
 int ControlConnection::poll_fd() const {
   const std::lock_guard lock(mutex_);
-  return fd_;
+  return socket_.fd();
 }
 
 short ControlConnection::poll_events() const {

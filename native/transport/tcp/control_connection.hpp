@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/types.hpp"
+#include "transport/tcp/socket.hpp"
 
 namespace ringleader {
 
@@ -48,7 +49,7 @@ class ControlConnection {
   Event end(const std::string& reason);
 
   mutable std::mutex mutex_;
-  int fd_;
+  tcp::Socket socket_;
   Rank peer_;
   std::string peer_name_;
   bool abort_sent_ = false, goodbye_sent_ = false, goodbye_seen_ = false;

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <system_error>
 
+#include "memory/fork.hpp"
+
 namespace ringleader::tcp {
 
 namespace {
@@ -49,5 +51,12 @@ Error lost(Rank peer, const std::string& peer_name, const std::string& what, int
 }
 
 bool would_block(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
+
+Socket::Socket(int fd) : fd_(fd), generation_(fork_generation()) { close_in_child(fd); }
+
+void Socket::close() {
+  close_owned(fd_, generation_);
+  fd_ = -1;
+}
 
 }  // namespace ringleader::tcp

@@ -1,6 +1,7 @@
 // What every TCP connection of the native core has in common: options, and the text of its errors.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "core/types.hpp"
@@ -24,5 +25,21 @@ Error lost(Rank peer, const std::string& peer_name, const std::string& what, int
 
 // True for errno values that only mean "not now".
 bool would_block(int code);
+
+// Owns a connected descriptor. A forked child's copy is closed at the fork, so that the connection ends when this process does.
+class Socket {
+ public:
+  explicit Socket(int fd);
+  ~Socket() { close(); }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  int fd() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+  void close();
+
+ private:
+  int fd_;
+  std::uint64_t generation_;
+};
 
 }  // namespace ringleader::tcp

@@ -69,15 +69,14 @@ std::string difference(const MessageHeader& expected, const MessageHeader& got, 
 
 void TcpLink::Free::operator()(unsigned char* memory) const { ::operator delete[](memory, std::align_val_t{kAlign}); }
 
-TcpLink::TcpLink(int fd, Rank peer, std::string peer_name) : fd_(fd), peer_(peer), peer_name_(std::move(peer_name)) {
-  tcp::prepare_data(fd_);
+TcpLink::TcpLink(int fd, Rank peer, std::string peer_name) : socket_(fd), peer_(peer), peer_name_(std::move(peer_name)) {
+  tcp::prepare_data(socket_.fd());
 }
 
 TcpLink::~TcpLink() { close(); }
 
 void TcpLink::close() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
+  socket_.close();
   if (!failure_) failure_.emplace(ErrorKind::closed, "connection to " + peer_name_ + " was closed by this rank");
 }
 
@@ -142,7 +141,7 @@ std::size_t TcpLink::send_some(std::size_t budget) {
   msghdr message{};
   message.msg_iov = vectors;
   message.msg_iovlen = used;
-  const ssize_t result = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t result = sendmsg(socket_.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (result < 0) {
     if (tcp::would_block(errno)) return 0;
     throw tcp::lost(peer_, peer_name_, activity(), errno);
@@ -262,7 +261,7 @@ std::size_t TcpLink::read_into_buffer(std::size_t limit, bool& drained) {
   end_ -= begin_;
   begin_ = 0;
   const std::size_t asked = limit - end_;
-  const std::size_t got = received(recv(fd_, buffer_.get() + end_, asked, MSG_DONTWAIT), asked, drained);
+  const std::size_t got = received(recv(socket_.fd(), buffer_.get() + end_, asked, MSG_DONTWAIT), asked, drained);
   end_ += got;
   return got;
 }
@@ -278,7 +277,7 @@ std::size_t TcpLink::read_into_pieces(const RecvRequest& request, std::size_t li
     bytes += n;
     offset = 0;
   }
-  const std::size_t got = received(readv(fd_, vectors, static_cast<int>(used)), bytes, drained);
+  const std::size_t got = received(readv(socket_.fd(), vectors, static_cast<int>(used)), bytes, drained);
   advance_recv(request, got);
   return got;
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "transport/link.hpp"
+#include "transport/tcp/socket.hpp"
 
 namespace ringleader {
 
@@ -24,7 +25,7 @@ class TcpLink final : public Link {
   void post_send(SendRequest&& request) override;
   void post_recv(RecvRequest&& request) override;
   bool progress() override;
-  int poll_fd() const override { return fd_; }
+  int poll_fd() const override { return socket_.fd(); }
   short poll_events() const override;
   void close() override;
 
@@ -46,7 +47,7 @@ class TcpLink final : public Link {
   std::size_t received(ssize_t result, std::size_t asked, bool& drained);
   std::string activity() const;
 
-  int fd_;
+  tcp::Socket socket_;
   Rank peer_;
   std::string peer_name_;
   std::optional<Error> failure_;  // the first one; the stream cannot be resynchronised after it

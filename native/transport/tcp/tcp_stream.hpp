@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/types.hpp"
+#include "transport/tcp/socket.hpp"
 #include "transport/stream.hpp"
 
 namespace ringleader {
@@ -18,10 +19,10 @@ class TcpStream final : public ByteStream {
 
   std::size_t write(const void* data, std::size_t bytes) override;
   std::size_t read(void* data, std::size_t bytes) override;
-  int poll_fd() const override { return fd_; }
+  int poll_fd() const override { return socket_.fd(); }
 
  private:
-  int fd_;
+  tcp::Socket socket_;
   Rank peer_;
   std::string peer_name_;
 };
