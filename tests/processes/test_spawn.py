@@ -244,6 +244,16 @@ def test_children_end_with_the_parent(tmp_path, how):
         assert "KeyboardInterrupt" in errors
 
 
+def test_programs_that_the_ranks_cannot_import(tmp_path):
+    call = "import ringleader as rl, math\nrl.spawn(math.sqrt, 1, 4.0)"
+    done = subprocess.run([sys.executable, "-"], input=call, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "save it to a file first" in done.stderr
+    unguarded = tmp_path / "unguarded.py"
+    unguarded.write_text(call)
+    done = subprocess.run([sys.executable, str(unguarded)], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and 'under `if __name__ == "__main__":`' in done.stderr
+
+
 def test_a_group_that_was_never_closed_does_not_keep_the_program_from_ending(tmp_path):
     process, pids = start(tmp_path, "leave")
     _, errors = process.communicate(timeout=30)

@@ -13,6 +13,7 @@ import os
 import pickle
 import secrets
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -31,6 +32,7 @@ __all__ = ["Outcome", "WorkerGroup", "spawn"]
 
 GRACE = 5.0
 _STOP_LIMIT = 5.0
+_GUARD = 'a script must start ranks under `if __name__ == "__main__":` only'
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class WorkerGroup:
     def __init__(self, n: int, *, env: Mapping[str, str | None] | None = None, transport: str | None = None) -> None:
         if n < 1:
             raise InvalidArgument(f"n is {n}; expected at least 1 rank")
+        _check_program()
         self.size = n
         self._runs = 0
         self._job = f"spawn-{os.getpid()}-{secrets.token_hex(4)}"
@@ -298,7 +301,9 @@ class WorkerGroup:
             return Outcome(rank, error=f"its result cannot be unpickled here: {error}", exception=error)
         process = self._processes[rank]
         process.join(_STOP_LIMIT)
-        return Outcome(rank, error=f"its process (pid {process.pid}) ended: {_ending(process.exitcode)}")
+        early = self._runs == 1 and process.exitcode == 1
+        hint = f"; what it wrote tells why ({_GUARD})" if early else ""
+        return Outcome(rank, error=f"its process (pid {process.pid}) ended: {_ending(process.exitcode)}{hint}")
 
     def close(self, *, force: bool = False) -> None:
         """End the processes; those that do not end by themselves within 5 s (at once with `force`) are terminated."""
@@ -330,6 +335,15 @@ class WorkerGroup:
 def _were(ranks: Sequence[int]) -> str:
     """ "rank 1 was" or "ranks 1, 2 were"."""
     return f"rank {ranks[0]} was" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} were"
+
+
+def _check_program() -> None:
+    """The ranks import the main program again to find its functions; one that was read from a pipe is gone."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    if path is not None and not os.path.exists(path):
+        raise InvalidArgument(
+            f"the program {path} is no file, so new processes cannot import it; save it to a file first"
+        )
 
 
 def _ending(code: int | None) -> str:
