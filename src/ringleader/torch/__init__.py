@@ -6,10 +6,9 @@ well, for a source tree that is only on the path.
 
 from __future__ import annotations
 
-# Before torch: importing torch calls `register` by its entry point.
-from ringleader.torch.register import register
+import torch.distributed as _distributed  # noqa: F401 - `register` looks for it
 
-import torch.distributed as _distributed  # noqa: F401, I001 - `register` looks for it
+from ringleader.torch.register import register
 
 register()
 

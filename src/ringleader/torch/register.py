@@ -1,7 +1,7 @@
 """Makes ``"ringleader"`` known to torch.distributed.
 
-`register` is the entry point that torch calls at the end of every ``import torch``, so it only puts a name into a table;
-everything else is imported when the first process group is made.
+`register` is the entry point that torch calls at the end of every ``import torch``, so it only puts a name into a
+table; everything else is imported when the first process group is made.
 """
 
 from __future__ import annotations

@@ -1,0 +1,149 @@
+"""Point-to-point messages of a process group, and the collectives made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ringleader import errors
+from ringleader.runtime import arrays
+from ringleader.torch.tensors import direct, single
+from ringleader.torch.work import CompositeWork, RingleaderWork, Store, seconds_of
+
+if TYPE_CHECKING:
+    from ringleader.torch.channel import Channel
+
+__all__ = ["Exchanges"]
+
+# Tags of messages within collectives: beyond those that torch has, which are 32-bit.
+_FIRST_TAG = 1 << 40
+_TAGS = 1 << 20
+
+
+class Exchanges:
+    """Mixin with send and receive, and with exchanges of blocks of any sizes."""
+
+    def _channel(self) -> Channel:
+        """The communicator for the calling thread."""
+        raise NotImplementedError
+
+    def _hold(self, work: RingleaderWork) -> RingleaderWork:
+        """Keep a new work alive, and let it belong to this group."""
+        raise NotImplementedError
+
+    def _failed(self, error: errors.RingleaderError, outputs: list[Tensor]) -> RingleaderWork:
+        raise NotImplementedError
+
+    # ----------------------------------------------------------------------------------------------- messages
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Any:
+        """Send a tensor to rank `dst`."""
+        x = single(tensors, "send's list")
+        try:
+            return self._hold(self._isend(self._channel(), x, dst, tag, 0.0))
+        except errors.InvalidArgument:
+            raise
+        except errors.RingleaderError as error:
+            return self._failed(error, tensors)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Any:
+        """Receive a tensor from rank `src`."""
+        x = single(tensors, "recv's list")
+        try:
+            return self._hold(self._irecv(self._channel(), x, src, tag, 0.0))
+        except errors.InvalidArgument:
+            raise
+        except errors.RingleaderError as error:
+            return self._failed(error, tensors)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
+        """Receive a tensor from any rank; the work's `source_rank` tells which."""
+        return self.recv(tensors, -1, tag)
+
+    recvAnysource = recv_anysource  # noqa: N815 - older torch
+
+    def _isend(self, channel: Channel, x: Tensor, dst: int, tag: int, limit: float) -> RingleaderWork:
+        comm = channel.comm
+        if direct(x):
+            native = comm._core.isend(x.data_ptr(), x.nbytes, dst, tag, limit)
+            return RingleaderWork(native, [x], (), x)
+        buffer = arrays.source(x, "the tensor to send")
+        if buffer.load is not None:
+            buffer.load()
+        native = comm._core.isend(buffer.ptr, buffer.nbytes, dst, tag, limit)
+        return RingleaderWork(native, [x], (), buffer.keep)
+
+    def _irecv(self, channel: Channel, x: Tensor, src: int, tag: int, limit: float) -> RingleaderWork:
+        comm = channel.comm
+        buffer = arrays.target(x, "the tensor to receive into")
+        native = comm._core.irecv(buffer.ptr, buffer.nbytes, src, tag, limit)
+        expected, stores = buffer.nbytes, () if buffer.store is None else (buffer.store,)
+
+        def check() -> None:
+            if native.nbytes != expected:
+                raise errors.MismatchError(
+                    f"rank {native.source} sent {native.nbytes} bytes (tag {native.tag}) where this rank receives a "
+                    f"tensor of shape {tuple(x.shape)} and type {x.dtype}, {expected} bytes",
+                    (native.source,),
+                )
+
+        return RingleaderWork(native, [x], (check, *stores), buffer.keep)
+
+    # ---------------------------------------------------------------------------------------------- exchanges
+
+    def _exchange(self, sources: Sequence[Tensor], targets: Sequence[Tensor], opts: Any, outputs: list[Tensor]) -> Any:
+        """Send tensor d of `sources` to rank d and receive tensor s of `targets` from rank s, all at once."""
+        channel = self._channel()
+        rank, size = channel.comm.rank, channel.comm.size
+        limit = 0.0 if opts is None else seconds_of(opts.timeout)
+        tag = _FIRST_TAG + channel.exchanges % _TAGS
+        channel.exchanges += 1
+        own, target = sources[rank].detach(), targets[rank].detach()
+        if own.numel() != target.numel() or own.dtype is not target.dtype:
+            raise errors.InvalidArgument(
+                f"rank {rank}'s block for itself has shape {tuple(own.shape)} and type {own.dtype} in the input, but "
+                f"{tuple(target.shape)} and {target.dtype} in the output"
+            )
+        children: list[RingleaderWork] = []
+        try:
+            # Everybody begins with the next rank, so that not all send to rank 0 first.
+            for step in range(1, size):
+                peer = (rank - step) % size
+                children.append(self._hold(self._irecv(channel, targets[peer], peer, tag, limit)))
+            for step in range(1, size):
+                peer = (rank + step) % size
+                children.append(self._hold(self._isend(channel, sources[peer], peer, tag, limit)))
+        except errors.RingleaderError as error:
+            return self._failed(error, outputs)
+        copied = own.clone() if own.numel() and own.data_ptr() != target.data_ptr() else None
+        stores: tuple[Store, ...] = ()
+        if copied is not None:
+            row = copied
+            stores = (lambda: target.copy_(row.view(target.shape)),)
+        return self._hold(CompositeWork(children, outputs, stores))
+
+    def _check_length(self, tensors: Sequence[Tensor], what: str) -> None:
+        size = self._channel().comm.size
+        if len(tensors) != size:
+            raise errors.InvalidArgument(f"{what} has {len(tensors)} tensors; expected {size}, one per rank")
+
+    def _split(self, x: Tensor, sizes: list[int] | None, what: str) -> list[Tensor]:
+        """Rows of `x` for each rank: as many as `sizes` says, or equally many."""
+        size = self._channel().comm.size
+        rows = x.shape[0] if x.dim() else 1
+        if not sizes:
+            if rows % size:
+                raise errors.InvalidArgument(
+                    f"all_to_all_single: the {what} has {rows} rows, which cannot be divided among {size} ranks; give "
+                    f"{what}_split_sizes"
+                )
+            sizes = [rows // size] * size
+        if len(sizes) != size or sum(sizes) != rows or min(sizes) < 0:
+            raise errors.InvalidArgument(
+                f"all_to_all_single: {what}_split_sizes is {list(sizes)}; expected {size} numbers with the sum {rows}, "
+                f"the rows of the {what}"
+            )
+        return list(torch.split(x.detach(), list(sizes)))

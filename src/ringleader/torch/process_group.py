@@ -1,0 +1,228 @@
+"""The process group: a `torch.distributed.ProcessGroup` in Python around Ringleader's communicators.
+
+The collectives, works and futures are in mixins and classes of their own, which know nothing of this base class: from
+torch 2.14 on a class derived from `torch.distributed.Backend` can share them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringleader import errors
+from ringleader.runtime.communicator import Communicator, connect
+from ringleader.runtime.config import Config
+from ringleader.runtime.job import Job, open_job
+from ringleader.runtime.store import LocalStore
+from ringleader.torch.channel import Channel
+from ringleader.torch.collectives import Collectives
+from ringleader.torch.errors import torch_error
+from ringleader.torch.futures import CallbackThread, callback_owner
+from ringleader.torch.register import NAME
+from ringleader.torch.work import CompositeWork, Holder, RingleaderWork
+
+__all__ = ["ProcessGroupRingleader", "create"]
+
+
+class ProcessGroupRingleader(Collectives, dist.ProcessGroup):
+    """A process group whose collectives Ringleader runs. Made by `torch.distributed`, see `create`.
+
+    Parameters
+    ----------
+    store
+        torch's store, prefixed for this group.
+    rank, size
+        Place in the group.
+    timeout
+        Limit of its forming and of every operation that is not given its own.
+    name
+        torch's name of the group, the same on all ranks.
+    ranks
+        Global ranks of the members; empty for the group of all.
+    settings
+        Settings of docs/configuration.md, by their names in lower case.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        ranks: list[int],
+        settings: Mapping[str, object],
+    ) -> None:
+        dist.ProcessGroup.__init__(self, rank, size)
+        self._rank, self._size, self._store = rank, size, store
+        self._group_name, self._group_desc = name, ""
+        self._timeout = timeout.total_seconds()
+        config = Config.from_environment(None, **settings)
+        self._job: Job = open_job(
+            rank, size, store=LocalStore() if size == 1 else store, config=config, timeout=self._timeout
+        )
+        members = f" of global ranks {ranks}" if ranks and ranks != list(range(size)) else ""
+        self._title = f"process group {name}{members}"
+        try:
+            self._main = self._form("main")
+        except BaseException:
+            self._job.close()
+            raise
+        self._sides: dict[str, Channel] = {}
+        self._sides_lock = threading.Lock()
+        self._holder = Holder()
+        self._callback_thread = CallbackThread(name)
+        self._finalizer = weakref.finalize(self, self._callback_thread.close)
+        self._coalescing: list[RingleaderWork] | None = None
+
+    def _form(self, name: str) -> Channel:
+        group = connect(self._job, name, self._rank, self._size, self._timeout, self._timeout)
+        return Channel(Communicator(self._job, group, self._title))
+
+    def _channel(self) -> Channel:
+        """The communicator for the calling thread: callbacks of futures have their own, see `futures`."""
+        owner = callback_owner()
+        if owner is None:
+            return self._main
+        side = self._sides.get(owner)
+        if side is None:
+            with self._sides_lock:
+                if (side := self._sides.get(owner)) is None:
+                    side = self._sides[owner] = self._form(f"callbacks of {owner}")
+        return side
+
+    def _channels(self) -> list[Channel]:
+        return [self._main, *self._sides.values()]
+
+    def _hold(self, work: RingleaderWork) -> RingleaderWork:
+        work._callback_thread = self._callback_thread
+        self._holder.hold(work)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _failed(self, error: errors.RingleaderError, outputs: list[Tensor]) -> RingleaderWork:
+        """A work that has failed already: DDP cannot bear errors raised when an operation is started."""
+        if isinstance(error, errors.InvalidArgument):
+            raise error
+        return self._hold(RingleaderWork(None, outputs, error=torch_error(error)))
+
+    # --------------------------------------------------------------------------------------- who this is
+
+    def getRank(self) -> int:  # noqa: D102, N802
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: D102, N802
+        return self._size
+
+    def getBackendName(self) -> str:  # noqa: D102, N802
+        return NAME
+
+    _get_backend_name = name = getBackendName
+
+    def setGroupName(self, name: str) -> None:  # noqa: D102, N802
+        self._group_name = name
+
+    def getGroupName(self) -> str:  # noqa: D102, N802
+        return self._group_name
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: D102, N802
+        self._group_desc = desc
+
+    def getGroupDesc(self) -> str:  # noqa: D102, N802
+        return self._group_desc
+
+    def get_group_store(self) -> Any:
+        """The store that the group was made with."""
+        return self._store
+
+    @property
+    def communicator(self) -> Communicator:
+        """Ringleader's communicator of this group, for `status()`, `counters()`, `explain()` and the like."""
+        return self._main.comm
+
+    # What torch asks the backend of a device, where a group is a bundle of backends; this group is its own.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroupRingleader:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"the backend {NAME!r} moves CPU tensors, there is none for {device}")
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: D102
+        return False
+
+    # ----------------------------------------------------------------------------------------- coalescing
+
+    def start_coalescing(self, device: Any = None) -> None:
+        """Collect the works from now on."""
+        self._coalescing = []
+
+    def end_coalescing(self, device: Any = None) -> Any:
+        """One work for all that were collected."""
+        works, self._coalescing = self._coalescing or [], None
+        return self._hold(CompositeWork(works, [x for work in works for x in work.outputs]))
+
+    _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
+
+    # ------------------------------------------------------------------------------------------- the end
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the limit of operations that are not given their own."""
+        self._timeout = timeout.total_seconds()
+        for channel in self._channels():
+            channel.comm.timeout = self._timeout
+
+    _set_default_timeout = set_timeout
+
+    def abort(self) -> None:
+        """Fail everything in flight, on all ranks; torch calls it from any thread."""
+        for channel in self._channels():
+            channel.comm.abort(f"rank {self._rank} called abort() on {self._title}")
+
+    def shutdown(self) -> None:
+        """Leave the group, within 2 s whatever the other ranks do; `destroy_process_group` calls it."""
+        for channel in self._channels():
+            channel.close()
+        self._finalizer()
+
+
+def create(options: Any, backend_options: Any) -> ProcessGroupRingleader:
+    """What torch calls to make a group.
+
+    Parameters
+    ----------
+    options
+        `torch._C._distributed_c10d._DistributedBackendOptions`.
+    backend_options
+        What the user gave as ``pg_options=``: None, or a mapping of settings as for `ringleader.init`.
+    """
+    settings = {} if backend_options is None else backend_options
+    if not isinstance(settings, Mapping):
+        raise errors.InvalidArgument(
+            f"pg_options is a {type(settings).__name__}; expected a mapping of settings, e.g. {{'algo': 'ring'}}"
+        )
+    try:
+        return ProcessGroupRingleader(
+            options.store,
+            options.group_rank,
+            options.group_size,
+            options.timeout,
+            options.group_id,
+            list(options.global_ranks_in_group),
+            settings,
+        )
+    except errors.RingleaderError as error:
+        raise torch_error(error) from error

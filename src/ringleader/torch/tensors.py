@@ -1,0 +1,75 @@
+"""torch tensors as memory: lists that are one block, and lists that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ringleader import errors
+
+__all__ = ["as_block", "direct", "equal_sizes", "pack", "single", "unpack_into"]
+
+_STRIDED = torch.strided
+
+
+def direct(x: torch.Tensor) -> bool:
+    """Whether the engine may work in the tensor's memory: dense, on the CPU, contiguous, no pending negation."""
+    return (
+        x.is_cpu
+        and x.layout is _STRIDED
+        and x.is_contiguous()
+        and not x.is_neg()
+        and not (x.is_complex() and x.is_conj())
+    )
+
+
+def single(tensors: Sequence[torch.Tensor], what: str) -> torch.Tensor:
+    """The one tensor of a list: a process of this backend has one device.
+
+    Raises
+    ------
+    InvalidArgument
+        Another number of tensors.
+    """
+    if len(tensors) != 1:
+        raise errors.InvalidArgument(f"{what} has {len(tensors)} tensors; expected one")
+    return tensors[0]
+
+
+def equal_sizes(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all have as many elements as the first."""
+    first = tensors[0].numel()
+    return all(x.numel() == first for x in tensors)
+
+
+def as_block(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The tensors (of equal sizes) as one of shape (len, elements) over the same memory, if they follow one another."""
+    first = tensors[0].detach()
+    count = first.numel()
+    if count == 0 or not all(direct(x) and x.dtype is first.dtype for x in tensors):
+        return None
+    step, base, storage = count * first.element_size(), first.data_ptr(), first.untyped_storage().data_ptr()
+    for i, x in enumerate(tensors):
+        if x.data_ptr() != base + i * step or x.untyped_storage().data_ptr() != storage:
+            return None
+    return first.as_strided((len(tensors), count), (count, 1))
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors (of equal sizes) as one of shape (len, elements), copied unless they follow one another."""
+    block = as_block(tensors)
+    if block is None:
+        block = torch.stack([x.detach().reshape(-1) for x in tensors])
+    return block
+
+
+def unpack_into(tensors: Sequence[torch.Tensor], block: torch.Tensor) -> Callable[[], object]:
+    """A function that copies the rows of `block` into the tensors."""
+    targets = [x.detach() for x in tensors]
+
+    def store() -> None:
+        for target, row in zip(targets, block, strict=True):
+            target.copy_(row.view(target.shape))
+
+    return store

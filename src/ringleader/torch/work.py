@@ -1,0 +1,237 @@
+"""Operations in flight, as torch sees them: works and the futures made of them.
+
+A work is complete for torch only when the copies back into the user's tensors are made, whoever notices the completion
+first: a thread that waits, one that polls, or the thread that completes futures (`futures.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ringleader import _core, errors
+from ringleader.torch.errors import torch_error
+from ringleader.torch.futures import CallbackThread, WorkFuture, complete_later
+
+__all__ = ["CompositeWork", "Holder", "RingleaderWork", "seconds_of"]
+
+Store = Callable[[], object]
+
+
+def seconds_of(limit: timedelta | None) -> float:
+    """Seconds of a time limit; 0 for torch's ways to say that there is none (None, 0 and -1 ms)."""
+    return max(0.0, limit.total_seconds()) if limit else 0.0
+
+
+class RingleaderWork(dist._Work):  # type: ignore[misc]
+    """One operation of a process group.
+
+    Parameters
+    ----------
+    native
+        The operation in flight, or None if it is over.
+    outputs
+        The tensors that hold the result, the value of the future.
+    stores
+        Copies to make after the completion.
+    keep
+        What must stay alive until the completion.
+    error
+        Why it failed, for an operation that is over.
+    """
+
+    def __init__(
+        self,
+        native: _core.Work | None,
+        outputs: list[torch.Tensor],
+        stores: Sequence[Store] = (),
+        keep: object = None,
+        error: BaseException | None = None,
+    ) -> None:
+        super().__init__()
+        self._native = native
+        self.outputs = outputs
+        self._stores = stores
+        self._keep = keep
+        self._error = error
+        self._done = native is None
+        self._future: WorkFuture | None = None
+        self._callback_thread: CallbackThread | None = None
+        self._lock = threading.Lock() if stores else None
+        self._source = -1
+
+    # ------------------------------------------------------------------------------------------- native side
+
+    def natives(self) -> list[_core.Work]:
+        """The native works that all must complete."""
+        return [self._native] if self._native is not None else []
+
+    def _await(self, limit: float) -> bool:
+        """Wait natively; False if it is still running after `limit` seconds (0 = no limit). Raises its error."""
+        return self._native is None or self._native.wait(limit)
+
+    def _poll(self) -> bool:
+        return self._native is None or self._native.poll()
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Make the copies back, once, then call it complete and let go of the memory."""
+        if self._lock is None:
+            self._settle(error)
+        else:
+            with self._lock:
+                self._settle(error)
+
+    def _settle(self, error: BaseException | None) -> None:
+        if self._done:
+            return
+        if self._native is not None:
+            self._source = self._native.source
+        if error is None:
+            try:
+                for store in self._stores:
+                    store()
+            except errors.RingleaderError as problem:
+                error = problem
+        self._error = None if error is None else torch_error(error)
+        self._stores = ()
+        self._done = True
+        self._native = self._keep = None
+
+    # --------------------------------------------------------------------------------------------- for torch
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the completion.
+
+        Raises
+        ------
+        CollectiveTimeout
+            Not complete within `timeout`; the operation goes on. Or the operation's own limit passed.
+        RingleaderError
+            The operation failed.
+        """
+        if not self._done:
+            limit = seconds_of(timeout)
+            try:
+                complete = self._await(limit)
+            except errors.RingleaderError as error:
+                self._finish(error)
+            else:
+                if not complete:
+                    raise torch_error(
+                        errors.CollectiveTimeout(
+                            f"the operation is not complete after {limit} s; it is still running, wait again"
+                        )
+                    )
+                self._finish(None)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over, in success or failure. Never waits."""
+        if not self._done and self._poll():
+            try:
+                self._await(0)
+            except errors.RingleaderError as error:
+                self._finish(error)
+            else:
+                self._finish(None)
+        return self._done
+
+    def is_success(self) -> bool:
+        """Whether it is over and did not fail."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """The error of a failed operation, else None. Never waits."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """Wait, and return the tensors that hold the result."""
+        self.wait()
+        return self.outputs
+
+    def synchronize(self) -> None:
+        """Wait for the completion."""
+        self.wait()
+
+    block_current_stream = synchronize  # the CPU has one stream: this thread
+
+    def source_rank(self) -> int:
+        """Rank that a completed receive came from, else -1."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> WorkFuture:
+        """A `torch.futures.Future` of the list of result tensors.
+
+        Its ``then`` callbacks may call collectives, see `futures`.
+        """
+        if self._future is None:
+            self._future = complete_later(self, self._callback_thread)
+        return self._future
+
+
+class CompositeWork(RingleaderWork):
+    """Several operations as one; it fails with the first error among them, in their order."""
+
+    def __init__(self, children: Sequence[RingleaderWork], outputs: list[torch.Tensor], stores: Sequence[Store] = ()):
+        super().__init__(None, outputs, stores)
+        self._children = children
+        self._done = False
+
+    def natives(self) -> list[_core.Work]:
+        """Those of all its operations."""
+        return [native for child in self._children for native in child.natives()]
+
+    def _await(self, limit: float) -> bool:
+        deadline = time.monotonic() + limit
+        for child in self._children:
+            if child._done:
+                complete = True
+            elif limit == 0:
+                complete = child._await(0)
+            else:
+                # A wait of 0 would have no limit; what is complete returns at once.
+                complete = child._await(max(1e-3, deadline - time.monotonic()))
+            if not complete:
+                return False
+            child.wait()  # its copies back, and its error
+        return True
+
+    def _poll(self) -> bool:
+        return all(child.is_completed() for child in self._children)
+
+
+class Holder:
+    """Keeps works alive until they are complete, also if torch drops them: their memory is in use until then.
+
+    Each addition lets completed ones go from the front, and sweeps all of them when their number has doubled since the
+    last sweep. So what is held is in proportion to what is really in flight.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[int, RingleaderWork] = {}  # single operations on it are atomic
+        self._limit = 64
+
+    def hold(self, work: RingleaderWork) -> RingleaderWork:
+        """Hold `work` until it is complete, and return it."""
+        live = self._live
+        try:
+            while live and (first := next(iter(live.values()))).is_completed():
+                live.pop(id(first), None)
+        except (RuntimeError, StopIteration):  # another thread changed the dictionary: the next call prunes
+            pass
+        if len(live) >= self._limit:
+            for each in list(live.values()):
+                if each.is_completed():
+                    live.pop(id(each), None)
+            self._limit = 64 + 2 * len(live)
+        live[id(work)] = work
+        return work
