@@ -12,7 +12,7 @@
 namespace ringleader {
 
 Communicator::Communicator(Rank rank, Rank size, double timeout_seconds, const CommOptions& options)
-    : options_(options), timeout_(timeout_seconds), generation_(fork_generation()), execution_(mesh_) {
+    : options_(options), spin_budget_(options.wait.spin_us), timeout_(timeout_seconds), generation_(fork_generation()), execution_(mesh_) {
   if (size < 1 || rank < 0 || rank >= size)
     throw Error(ErrorKind::invalid, "rank " + std::to_string(rank) + " of " + std::to_string(size) + ": expected 0 <= rank < size");
   graveyard::reap();

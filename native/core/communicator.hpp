@@ -88,7 +88,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // How far a thread that drives an operation got with its waiting.
   struct Driver {
-    Driver(const WaitPolicy& policy, ControlBlock* own) : waiter(policy, own) {}
+    explicit Driver(Communicator& communicator)
+        : waiter(communicator.options_.wait, &communicator.mesh_.own->control, &communicator.spin_budget_) {}
     Waiter waiter;
     double timeout = 0;
     Clock::time_point started{}, deadline{}, next_health{};
@@ -124,6 +125,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Mesh mesh_;
   CommOptions options_;
+  SpinBudget spin_budget_;
   std::atomic<double> timeout_;
   std::uint64_t generation_;  // of forks
   std::atomic<State> state_{State::fresh};

@@ -132,7 +132,7 @@ bool Communicator::help(WorkState& work, Clock::time_point until) {
     std::lock_guard lock(mutex_);
     ++helpers_;
   }
-  Driver driver(options_.wait, &mesh_.own->control);
+  Driver driver(*this);
   while (!work.done()) {
     p2p_turn(driver);
     if (driver.waiter.slow() && driver.waiter.now() >= until) break;
@@ -148,7 +148,7 @@ bool Communicator::help(WorkState& work, Clock::time_point until) {
 
 // The progress thread: queued operations in order; between and during them, point-to-point messages.
 void Communicator::thread_main() {
-  Driver p2p_driver(options_.wait, &mesh_.own->control);
+  Driver p2p_driver(*this);
   std::unique_lock lock(mutex_);
   for (;;) {
     if (!queue_.empty() && !busy_ && !stop_) {
@@ -176,7 +176,7 @@ void Communicator::thread_main() {
 }
 
 void Communicator::run_job(Job& job) {
-  Driver driver(options_.wait, &mesh_.own->control);
+  Driver driver(*this);
   try {
     require_usable();
     begin(job.plan, job.in, job.out, job.timeout, driver);
@@ -244,7 +244,7 @@ void Communicator::check(Driver& driver, Clock::time_point now) {
 // ---- synchronous calls
 
 Call::Call(std::shared_ptr<Communicator> communicator, std::shared_ptr<const Plan> plan, void* in, void* out, double timeout)
-    : communicator_(std::move(communicator)), driver_(communicator_->options_.wait, &communicator_->mesh_.own->control) {
+    : communicator_(std::move(communicator)), driver_(*communicator_) {
   communicator_->require_usable();
   if (!communicator_->acquire()) {
     queued_ = communicator_->start(std::move(plan), in, out, timeout);

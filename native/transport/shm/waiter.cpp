@@ -17,6 +17,7 @@ using std::chrono::milliseconds;
 
 constexpr auto kFirstTurn = microseconds(50);
 constexpr auto kLongestTurn = milliseconds(2);
+constexpr auto kPrompt = microseconds(2);      // an answer within this comes from a peer that runs on another core
 constexpr auto kUnhurried = microseconds(50);  // before that, checking deadlines and peers is not worth a system call
 
 timespec to_timespec(Clock::duration duration) {
@@ -46,15 +47,27 @@ bool Waiter::due_for_sleep_by_clock() {
     useless_poll_ = false;
   }
   const auto waited = now_ - start_;
-  const auto spin = policy_.oversubscribed ? microseconds(0) : microseconds(policy_.spin_us);
+  const Clock::duration spin = policy_.oversubscribed ? Clock::duration(0)
+                               : budget_ != nullptr   ? Clock::duration(budget_->get())
+                                                      : microseconds(policy_.spin_us);
   if (waited < spin) {
     cpu_relax();
     return false;
   }
-  slow_ = waited >= std::max(spin, kUnhurried) || policy_.yield_us == 0;
+  past_spinning_ = true;
+  slow_ = waited >= std::max<Clock::duration>(spin, kUnhurried) || policy_.yield_us == 0;
   if (waited >= spin + microseconds(policy_.yield_us)) return true;
   ::sched_yield();
   return false;
+}
+
+// A wait that ended in time for spinning speaks for it, one that outlasted it against it.
+void Waiter::learn() {
+  if (!past_spinning_ || now_ - start_ < kPrompt)
+    budget_->lengthen();
+  else
+    budget_->halve();
+  past_spinning_ = false;
 }
 
 void Waiter::sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep) {

@@ -10,6 +10,8 @@
 
 #include <poll.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <span>
@@ -25,6 +27,24 @@ struct WaitPolicy {
   bool oversubscribed = false;   // more local ranks than usable cores
 };
 
+// How long spinning pays, learned from how waits ended; shared by all waits of a communicator. On a machine with other work a
+// peer is often not running at all, and every microsecond of spinning keeps it from the core. Any thread; races lose a lesson.
+class SpinBudget {
+ public:
+  explicit SpinBudget(std::uint32_t limit_us) : limit_ns_(limit_us * 1000), ns_(limit_us * 1000) {}
+  std::chrono::nanoseconds get() const { return std::chrono::nanoseconds(ns_.load(std::memory_order_relaxed)); }
+  void lengthen() {
+    const std::uint32_t now = ns_.load(std::memory_order_relaxed);
+    if (now < limit_ns_) ns_.store(std::min(limit_ns_, now + now / 4 + kStepNs), std::memory_order_relaxed);
+  }
+  void halve() { ns_.store(ns_.load(std::memory_order_relaxed) / 2, std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::uint32_t kStepNs = 250;
+  std::uint32_t limit_ns_;
+  std::atomic<std::uint32_t> ns_;
+};
+
 inline void cpu_relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -36,10 +56,13 @@ inline void cpu_relax() {
 class Waiter {
  public:
   // `own`: the control block whose doorbell peers ring; null if nobody does (network only).
-  explicit Waiter(const WaitPolicy& policy, ControlBlock* own) : policy_(policy), own_(own) {}
+  // `budget`: where to learn how long to spin; null: always policy.spin_us.
+  explicit Waiter(const WaitPolicy& policy, ControlBlock* own, SpinBudget* budget = nullptr)
+      : policy_(policy), own_(own), budget_(budget) {}
 
   // Something moved: the next idle() starts over at spinning.
   void progressed() {
+    if (budget_ != nullptr && spins_ > 0) learn();
     spins_ = 0;
     slow_ = false;
   }
@@ -83,11 +106,14 @@ class Waiter {
     return due_for_sleep_by_clock();
   }
   bool due_for_sleep_by_clock();
+  void learn();
   void sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep);
   static constexpr std::uint32_t kSpinsPerClock = 32;
 
   WaitPolicy policy_;
   ControlBlock* own_;
+  SpinBudget* budget_;
+  bool past_spinning_ = false;     // this wait outlasted the spinning
   std::uint32_t spins_ = 0;  // idle() calls since progress
   bool slow_ = false;
   Clock::time_point start_{}, now_{};  // of the first and of the last clock reading since progress
