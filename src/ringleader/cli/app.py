@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from ringleader import __version__
+from ringleader.cli import schedules
 from ringleader.cli.bench import make_request, run_bench
-from ringleader.cli.words import parse_size
+from ringleader.cli.doctor import diagnose
+from ringleader.cli.words import one_of, parse_size
 
 __all__ = ["app"]
 
@@ -42,9 +45,13 @@ def _write(line: str) -> None:
     print(line, flush=True)
 
 
-_HOW_LONG = "How long"
-_WHAT = "What is measured"
-_OUTPUT = "Output"
+_WIDE = 200  # into a pipe
+
+
+def _console() -> Console:
+    """Standard output; into a pipe, lines may be long."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDE)
 
 
 @app.command()
@@ -108,4 +115,67 @@ def bench(
         plot_path=plot,
     )
     if code := run_bench(request, _write):
+        raise typer.Exit(code)
+
+
+_Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, max=65536, help="Number of ranks.")]
+_Collective = Annotated[str | None, typer.Option("--collective", "-c", help="Collective; default: the name's first one.")]
+_Nodes = Annotated[str | None, typer.Option(help="Ranks over nodes: 2x4, or 0,0,1,1. Default: one node.")]
+_Root = Annotated[int, typer.Option("-r", "--root", help="Root rank of rooted collectives.")]
+
+
+@app.command()
+def verify(
+    name: Annotated[str | None, typer.Argument(help="Algorithm, with parameters: ring:segments=4.")] = None,
+    ranks: Annotated[str, typer.Option("-n", "--ranks", help="Number of ranks, a range 1..64, or a list.")] = "8",
+    collective: _Collective = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every algorithm (of the collective).")] = False,
+    nodes: Annotated[str | None, typer.Option(help="Prove for this layout, 2x4. Default: one node, two, and n.")] = None,
+    root: _Root = 0,
+    mode: Annotated[str, typer.Option(help="auto, exact or fingerprint.")] = "auto",
+) -> None:
+    """Prove algorithms and the programs that ranks run: right, no deadlock, no race, same bits on every rank."""
+    if code := schedules.verify_all(_console(), name, ranks, collective, everything, nodes, root, mode):
+        raise typer.Exit(code)
+
+
+@app.command()
+def algorithms(collective: _Collective = None) -> None:
+    """List the algorithms, with parameters, cost and reference."""
+    schedules.list_algorithms(_console(), collective)
+
+
+@app.command()
+def draw(
+    name: Annotated[str, typer.Argument(help="Algorithm, with parameters: ring:segments=4.")],
+    ranks: _Ranks = 4,
+    collective: _Collective = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a space-time diagram here instead.")] = None,
+    program: Annotated[int | None, typer.Option(help="Show the program that this rank runs instead.")] = None,
+    nodes: _Nodes = None,
+    protocol: Annotated[str, typer.Option(help="Of --program: push or pull.")] = "push",
+    root: _Root = 0,
+) -> None:
+    """Draw a schedule as text or SVG, or show a rank's program."""
+    push = one_of(protocol, ("push", "pull"), "protocol") == "push"
+    schedules.draw(_console(), name, ranks, collective, root, svg, program, nodes, push)
+
+
+@app.command()
+def explain(
+    collective: Annotated[str, typer.Argument(help="Collective.")],
+    nbytes: Annotated[str, typer.Argument(metavar="BYTES", help="Size of the whole data, with K, M or G.")],
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, max=65536, help="Number of ranks.")] = None,
+    nodes: _Nodes = None,
+    itemsize: Annotated[int, typer.Option(min=1, max=16, help="Bytes of an element.")] = 4,
+    algorithm: Annotated[str | None, typer.Option(help="As if the call asked for it.")] = None,
+) -> None:
+    """Say which algorithm would run and why, and what the others would cost in the model."""
+    schedules.explain(_console(), collective, nbytes, ranks, nodes, itemsize, algorithm)
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: versions, cores, memory, interfaces, variables, and two ranks over each transport."""
+    if code := diagnose(_console()):
         raise typer.Exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ def draw_axes(axes: Any, series: Sequence[Series], title: str) -> None:
     step = max(1, -(-(highest - lowest) // 8))
     ticks = [1 << bits for bits in range(lowest, highest + 1, step)]
     axes.set_xticks(ticks, [format_size(tick) for tick in ticks], rotation=35, ha="right", fontsize=8)
+    times = [time for line in series for time in line.times]
+    axes.set_ylim(10 ** math.floor(math.log10(min(times) * 0.9)), 10 ** math.ceil(math.log10(max(times) * 1.1)))
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda value, _: _time_text(value))
     axes.tick_params(axis="y", labelsize=8)
