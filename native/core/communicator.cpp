@@ -70,6 +70,7 @@ void Communicator::connect_peer(Rank rank, const ConnectRequest& request, std::v
   const std::vector<int>& sockets = request.sockets[r];
   if (sockets.size() < 3)
     throw Error(ErrorKind::invalid, "connect: " + peer.name + " needs at least 3 connections, got " + std::to_string(sockets.size()), {rank});
+  options_.wait.turns_per_clock = 1;  // a turn then asks the sockets
   control_[r] = std::make_unique<ControlConnection>(sockets[0], rank, peer.name);
   streams[r] = std::make_unique<TcpStream>(sockets[1], rank, peer.name);
   for (std::size_t i = 2; i < sockets.size(); ++i)

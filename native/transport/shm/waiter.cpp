@@ -67,7 +67,6 @@ void Waiter::learn() {
     budget_->lengthen();
   else
     budget_->halve();
-  past_spinning_ = false;
 }
 
 void Waiter::sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep) {

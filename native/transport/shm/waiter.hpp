@@ -25,6 +25,7 @@ struct WaitPolicy {
   std::uint32_t spin_us = 20;    // busy waiting; not at all when oversubscribed
   std::uint32_t yield_us = 500;  // sched_yield after that, before sleeping
   bool oversubscribed = false;   // more local ranks than usable cores
+  std::uint32_t turns_per_clock = 32;  // idle turns between looks at the clock while spinning; 1 where a turn is a system call
 };
 
 // How long spinning pays, learned from how waits ended; shared by all waits of a communicator. On a machine with other work a
@@ -64,7 +65,7 @@ class Waiter {
   void progressed() {
     if (budget_ != nullptr && spins_ > 0) learn();
     spins_ = 0;
-    slow_ = false;
+    past_spinning_ = slow_ = false;
   }
 
   // Nothing moved. Waits a little, at most about `max_sleep`. Before sleeping, the sleep is announced and then
@@ -98,7 +99,7 @@ class Waiter {
   // Spins or yields once (false), or says that it is time to sleep. While spinning, the clock is read now and then
   // only.
   bool due_for_sleep() {
-    if (spins_ != 0 && !slow_ && !policy_.oversubscribed && spins_ % kSpinsPerClock != 0) {
+    if (spins_ != 0 && !past_spinning_ && !policy_.oversubscribed && spins_ % policy_.turns_per_clock != 0) {
       ++spins_;
       cpu_relax();
       return false;
@@ -108,7 +109,6 @@ class Waiter {
   bool due_for_sleep_by_clock();
   void learn();
   void sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep);
-  static constexpr std::uint32_t kSpinsPerClock = 32;
 
   WaitPolicy policy_;
   ControlBlock* own_;
