@@ -18,8 +18,8 @@ from ringleader import _core, errors
 from ringleader.runtime import calls
 from ringleader.runtime.calls import Call
 from ringleader.runtime.dtypes import ReduceOp, premul_sum
-from ringleader.torch.channel import Channel
 from ringleader.torch.exchange import Exchanges
+from ringleader.torch.sparse import sparse_all_reduce
 from ringleader.torch.tensors import as_block, direct, equal_sizes, pack, single, unpack_into
 from ringleader.torch.work import CompositeWork, RingleaderWork, Store, seconds_of
 
@@ -40,6 +40,9 @@ _OPS: dict[int, ReduceOp] = {
 }
 
 
+_PREMUL_SUM = hash(dist._make_nccl_premul_sum(1.0))
+
+
 def reduce_op(op: Any) -> ReduceOp:
     """Ringleader's operator for torch's.
 
@@ -51,7 +54,7 @@ def reduce_op(op: Any) -> ReduceOp:
     found = _OPS.get(hash(op))  # torch defines the hash as the operator's number
     if found is not None:
         return found
-    if hash(op) == hash(dist.ReduceOp(dist.ReduceOp.PREMUL_SUM)):
+    if hash(op) == _PREMUL_SUM:
         return premul_sum(float(op.factor))
     raise errors.UnsupportedType(f"unknown reduction {op!r}; expected an operator of torch.distributed.ReduceOp")
 
@@ -117,6 +120,16 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, outputs)
 
+    def _sparse_all_reduce(self, x: Tensor, op: ReduceOp, opts: Any, outputs: list[Tensor]) -> Any:
+        """On this thread: each of its steps needs the results of the one before."""
+        try:
+            sparse_all_reduce(self._channel().comm, x, op, seconds_of(opts.timeout) or None)
+        except errors.UnsupportedType:
+            raise
+        except errors.RingleaderError as error:
+            return self._failed(error, outputs)
+        return self._hold(RingleaderWork(None, outputs))
+
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce several tensors in place, as one work."""
         op = _op_of(opts)
@@ -137,7 +150,7 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, tensors)
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:  # noqa: A002
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Reduce `input`, one block per rank, and leave block r in rank r's `output`."""
         op = _op_of(opts)
         channel = self._channel()
@@ -198,7 +211,7 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, tensors)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:  # noqa: A002
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Gather every rank's `input` into `output`, one block per rank."""
         channel = self._channel()
         key = ("all_gather", input.dtype, input.shape, output.shape)
@@ -271,7 +284,7 @@ class Collectives(Exchanges):
     def all_to_all_single(
         self,
         output: Tensor,
-        input: Tensor,  # noqa: A002
+        input: Tensor,
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
         opts: Any = None,

@@ -1,0 +1,486 @@
+"""All operations of the torch.distributed backend against expected values, on four ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import reduce
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_support import Ranks, data, joined
+
+import ringleader as rl
+
+TYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.bool, torch.complex64, torch.complex128,
+]  # fmt: skip
+COPIED = [*TYPES, torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.float8_e5m2]
+SHAPES = [(7,), (), (0,), (3, 5), (1, 0, 2), (33, 129)]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    group = Ranks(4)
+    yield group
+    group.close()
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert a.dtype is b.dtype and a.shape == b.shape, (a.dtype, b.dtype, a.shape, b.shape)
+    if a.dtype not in TYPES:  # those without arithmetic
+        a, b = a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)
+    assert torch.equal(a, b), f"\n{a}\n{b}"
+
+
+# ------------------------------------------------------------------------------------------------------ reductions
+
+
+def fold(op: Any, parts: list[torch.Tensor]) -> torch.Tensor:
+    dtype = parts[0].dtype
+    if dtype is torch.bool:
+        combine = (
+            torch.logical_or if op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.BOR) else torch.logical_and
+        )
+        return reduce(combine, parts)
+    functions = {
+        dist.ReduceOp.SUM: torch.add,
+        dist.ReduceOp.AVG: torch.add,
+        dist.ReduceOp.PRODUCT: torch.mul,
+        dist.ReduceOp.MIN: torch.minimum,
+        dist.ReduceOp.MAX: torch.maximum,
+        dist.ReduceOp.BAND: torch.bitwise_and,
+        dist.ReduceOp.BOR: torch.bitwise_or,
+        dist.ReduceOp.BXOR: torch.bitwise_xor,
+    }
+    total = reduce(functions[op], parts)
+    if op == dist.ReduceOp.AVG:
+        total = torch.div(
+            total, len(parts), rounding_mode=None if total.is_floating_point() or total.is_complex() else "trunc"
+        )
+    return total.to(dtype)
+
+
+def offered(dtype: torch.dtype) -> list[Any]:
+    op = dist.ReduceOp
+    if dtype is torch.bool:
+        return [op.SUM, op.MAX, op.MIN, op.PRODUCT, op.BOR, op.BAND]
+    if dtype.is_complex:
+        return [op.SUM, op.AVG]
+    if dtype.is_floating_point:
+        return [op.SUM, op.AVG, op.MIN, op.MAX, op.PRODUCT]
+    return [op.SUM, op.AVG, op.MIN, op.MAX, op.PRODUCT, op.BAND, op.BOR, op.BXOR]
+
+
+def check_all_reduce(path: str) -> None:
+    with joined(path) as (rank, n):
+        for dtype in TYPES:
+            for shape in SHAPES:
+                for op in offered(dtype):
+                    parts = [data(r, shape, dtype) for r in range(n)]
+                    x, y = parts[rank].clone(), parts[rank].clone()
+                    dist.all_reduce(x, op)
+                    work = dist.all_reduce(y, op, async_op=True)
+                    work.wait()
+                    same(x, fold(op, parts))
+                    same(y, x)
+
+
+def check_reduce_and_scaling(path: str) -> None:
+    with joined(path) as (rank, n):
+        for root in range(n):
+            parts = [data(r, (5, 3), torch.float32, root) for r in range(n)]
+            x = parts[rank].clone()
+            dist.reduce(x, root, dist.ReduceOp.AVG)
+            same(x, fold(dist.ReduceOp.AVG, parts) if rank == root else parts[rank])
+        x = torch.full((3,), float(rank + 1))
+        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+        same(x, torch.full((3,), 5.0))
+        x = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
+        dist.distributed_c10d._get_default_group().allreduce([x]).wait()
+        same(x, torch.tensor([10 + 20j, 30 - 10j]))
+        y = (torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)).conj()
+        dist.distributed_c10d._get_default_group().allreduce(y).wait()
+        same(y.resolve_conj(), torch.tensor([10 - 20j, 30 + 10j]))
+
+
+def check_reduce_scatter(path: str) -> None:
+    with joined(path) as (rank, n):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            parts = [data(r, (n, 3, 2), dtype) for r in range(n)]
+            expected = fold(dist.ReduceOp.SUM, parts)
+            out = torch.empty((3, 2), dtype=dtype)
+            dist.reduce_scatter_tensor(out, parts[rank])
+            same(out, expected[rank])
+            dist.reduce_scatter(out, list(parts[rank].clone().unbind()), dist.ReduceOp.MAX)
+            same(out, fold(dist.ReduceOp.MAX, parts)[rank])
+            dist.reduce_scatter(out, [block.clone() for block in parts[rank]])
+            same(out, expected[rank])
+            columns = torch.empty((2, 3), dtype=dtype).T  # not contiguous
+            dist.reduce_scatter_tensor(columns, parts[rank].clone())
+            same(columns.contiguous(), expected[rank])
+            for _ in range(2):  # in place, on the short way too
+                x = parts[rank].clone()
+                dist.reduce_scatter_tensor(x[rank], x, dist.ReduceOp.SUM)
+                same(x[rank], expected[rank])
+            uneven = [data(rank, (r + 1,), dtype, r) for r in range(n)]
+            out = torch.empty(rank + 1, dtype=dtype)
+            dist.reduce_scatter(out, uneven)
+            same(out, fold(dist.ReduceOp.SUM, [data(r, (rank + 1,), dtype, rank) for r in range(n)]))
+        x = torch.arange(n * 2.0) * (rank + 1)
+        out = torch.empty(2)
+        dist.reduce_scatter_tensor(out, x, dist.ReduceOp.AVG)
+        same(out, torch.arange(n * 2.0).view(n, 2)[rank] * 2.5)
+
+
+def check_not_contiguous(path: str) -> None:
+    with joined(path) as (rank, n):
+        x = torch.arange(12).reshape(3, 4) + 100 * rank
+        expected = x.clone()
+        expected[:, 1] = torch.tensor([1, 5, 9]) * n + 600
+        dist.all_reduce(x[:, 1])
+        same(x, expected)
+        y = torch.arange(6.0).reshape(2, 3).T + rank
+        work = dist.all_reduce(y, async_op=True)
+        work.wait()
+        same(y.contiguous(), torch.arange(6.0).reshape(2, 3).T.contiguous() * n + 6)
+        image = (torch.arange(24.0).reshape(1, 2, 3, 4) * (rank + 1)).contiguous(memory_format=torch.channels_last)
+        dist.broadcast(image, 2)
+        same(image.contiguous(), torch.arange(24.0).reshape(1, 2, 3, 4) * 3)
+        z = torch.zeros(3, requires_grad=True)
+        dist.broadcast(z, 0)
+        leaf = torch.full((2, 3), float(rank), requires_grad=True)
+        dist.all_reduce(leaf.T)
+        same(leaf.detach(), torch.full((2, 3), 6.0))
+
+
+# --------------------------------------------------------------------------------------------------------- copies
+
+
+def check_copies(path: str) -> None:
+    with joined(path) as (rank, n):
+        for dtype in COPIED:
+            for shape in SHAPES:
+                parts = [data(r, shape, dtype) for r in range(n)]
+                x = parts[rank].clone()
+                dist.broadcast(x, 1)
+                same(x, parts[1])
+                got = [torch.empty_like(x) for _ in range(n)]
+                dist.all_gather(got, parts[rank])
+                for r in range(n):
+                    same(got[r], parts[r])
+                block = torch.empty((n, *shape), dtype=dtype)
+                dist.all_gather(list(block), parts[rank])
+                for r in range(n):
+                    same(block[r], parts[r])
+                flat = torch.empty((n, *shape), dtype=dtype)
+                dist.all_gather_into_tensor(flat.view(-1), parts[rank].view(-1))
+                same(flat.view(-1).view(block.shape), block)
+                root = 2
+                dist.gather(parts[rank], got if rank == root else None, dst=root)
+                if rank == root:
+                    for r in range(n):
+                        same(got[r], parts[r])
+                out = torch.empty_like(x)
+                dist.scatter(out, parts if rank == root else None, src=root)
+                same(out, parts[rank])
+
+
+def check_all_gather_in_place(path: str) -> None:
+    with joined(path) as (rank, n):
+        for _ in range(3):
+            whole = torch.zeros(n, 5)
+            whole[rank] = torch.arange(5.0) + 10 * rank
+            dist.all_gather_into_tensor(whole, whole[rank])
+            same(whole, torch.arange(5.0) + 10 * torch.arange(n).view(n, 1))
+        sizes = [torch.empty(r + 2) for r in range(n)]
+        dist.all_gather(sizes, torch.full((rank + 2,), float(rank)))
+        for r in range(n):
+            same(sizes[r], torch.full((r + 2,), float(r)))
+
+
+def check_all_to_all(path: str) -> None:
+    with joined(path) as (rank, n):
+        for dtype in (torch.float32, torch.bfloat16, torch.float8_e5m2):
+            x = torch.arange(n * 3).add(100 * rank).remainder(50).to(dtype)
+            y = torch.empty_like(x)
+            dist.all_to_all_single(y, x)
+            all_x = torch.stack([torch.arange(n * 3).add(100 * r).remainder(50) for r in range(n)]).to(dtype)
+            same(
+                y.view(n, 3),
+                all_x.view(torch.uint8 if x.element_size() == 1 else dtype)
+                .view(n, n, 3)[:, rank]
+                .contiguous()
+                .view(dtype),
+            )
+        # rank s sends (s + 2 d) mod 4 rows to rank d; some send nothing
+        rows = [[(s + 2 * d) % 4 for d in range(n)] for s in range(n)]
+        source = [torch.arange(sum(rows[s]) * 2.0).view(-1, 2) + 1000 * s for s in range(n)]
+        out_rows = [rows[s][rank] for s in range(n)]
+        out = torch.empty(sum(out_rows), 2)
+        dist.all_to_all_single(out, source[rank], out_rows, rows[rank])
+        same(out, torch.cat([source[s].split(rows[s])[rank] for s in range(n)]))
+        work = dist.all_to_all_single(torch.empty_like(out), source[rank], out_rows, rows[rank], async_op=True)
+        assert work.wait()
+        outs = [torch.empty(out_rows[s], 2) for s in range(n)]
+        dist.all_to_all(outs, list(source[rank].split(rows[rank])))
+        same(torch.cat(outs), out)
+        nothing = [torch.empty(0) for _ in range(n)]
+        dist.all_to_all(nothing, [torch.empty(0) for _ in range(n)])
+        dist.all_to_all_single(torch.empty(0, 3), torch.empty(0, 3))
+
+
+# ------------------------------------------------------------------------------------------------------- messages
+
+
+def check_messages(path: str) -> None:
+    with joined(path) as (rank, n):
+        following, previous = (rank + 1) % n, (rank - 1) % n
+        for size in (0, 1, 1000, 300_000):
+            out, got = torch.arange(float(size)) + rank, torch.empty(size)
+            works = [dist.isend(out, following), dist.irecv(got, previous)]
+            for work in works:
+                work.wait()
+            same(got, torch.arange(float(size)) + previous)
+        # tags, received in the other order
+        if rank == 0:
+            for tag in (5, 9):
+                dist.send(torch.tensor([float(tag)]), 1, tag=tag)
+        elif rank == 1:
+            for tag in (9, 5):
+                got = torch.empty(1)
+                dist.recv(got, 0, tag=tag)
+                same(got, torch.tensor([float(tag)]))
+        # from any rank
+        if rank == 0:
+            seen = set()
+            for _ in range(n - 1):
+                got = torch.empty(2, dtype=torch.bfloat16).expand(2)
+                source = dist.recv(got)
+                same(got, torch.full((2,), float(source), dtype=torch.bfloat16))
+                seen.add(source)
+            assert seen == set(range(1, n))
+        else:
+            dist.send(torch.full((2,), float(rank), dtype=torch.bfloat16), 0)
+        dist.barrier()  # or rank 0 might take a further message for one of those
+        out, got = torch.full((4, 2), float(rank)).T, torch.zeros(4, 2).T
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, got, previous), dist.P2POp(dist.isend, out, following)]
+        ):
+            work.wait()
+        same(got.contiguous(), torch.full((2, 4), float(previous)))
+        mine = torch.arange(3.0) + rank
+        got = torch.empty(3)
+        works = [dist.isend(mine, rank), dist.irecv(got, rank)]  # to itself
+        for work in works:
+            work.wait()
+        same(got, mine)
+
+
+def check_message_sizes(path: str) -> list[str]:
+    with joined(path) as (rank, _):
+        texts = []
+        for size in (2, 6):  # too short, too long
+            if rank == 0:
+                dist.send(torch.zeros(size), 1)
+            elif rank == 1:
+                try:
+                    dist.recv(torch.empty(4), 0)
+                except rl.errors.MismatchError as error:
+                    assert isinstance(error, dist.DistBackendError)
+                    texts.append(str(error))
+                else:
+                    texts.append("no error")
+        return texts
+
+
+# --------------------------------------------------------------------------------------------------- forms of calls
+
+
+def check_coalesced(path: str) -> None:
+    with joined(path) as (rank, n):
+        group = dist.distributed_c10d._get_default_group()
+        tensors = [torch.full((k,), float(rank + k)) for k in (1, 5, 0)] + [torch.full((3,), rank, dtype=torch.int32)]
+        work = group.allreduce_coalesced(tensors)
+        assert work.wait() and work.is_success()
+        for tensor, k in zip(tensors[:3], (1, 5, 0), strict=True):
+            same(tensor, torch.full((k,), float(6 + n * k)))
+        same(tensors[3], torch.full((3,), 6, dtype=torch.int32))
+        a, b = torch.full((2,), float(rank)), torch.ones(3)
+        with dist._coalescing_manager():
+            dist.all_reduce(a)
+            dist.all_reduce(b)
+        same(a, torch.full((2,), 6.0))
+        same(b, torch.full((3,), float(n)))
+        ins = [torch.full((2,), float(rank)), torch.full((1,), float(10 * rank))]
+        outs = [torch.empty(2 * n), torch.empty(n)]
+        with dist._coalescing_manager(async_ops=True) as manager:
+            for out, x in zip(outs, ins, strict=True):
+                dist.all_gather_into_tensor(out, x)
+        manager.wait()
+        same(outs[1], torch.arange(n) * 10.0)
+        same(outs[0], torch.arange(float(n)).repeat_interleave(2))
+        pieces = [torch.empty(2), torch.empty(1)]
+        with dist._coalescing_manager():
+            for piece, x in zip(pieces, outs, strict=True):
+                dist.reduce_scatter_tensor(piece, x)
+        same(pieces[0], torch.full((2,), float(rank * n)))
+        same(pieces[1], torch.full((1,), 10.0 * rank * n))
+        x = torch.full((2,), float(rank))
+        with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+            dist.broadcast(x, 3, async_op=True)
+        manager.wait()
+        same(x, torch.full((2,), 3.0))
+        rows = [[torch.empty(2), torch.empty(1)] for _ in range(n)]
+        dist.all_gather_coalesced(rows, ins)
+        for r in range(n):
+            same(rows[r][0], torch.full((2,), float(r)))
+            same(rows[r][1], torch.full((1,), 10.0 * r))
+
+
+def check_objects(path: str) -> None:
+    with joined(path) as (rank, n):
+        mine = {"rank": rank, "text": "ä" * rank, "tensor": torch.full((rank,), 1.0)}
+        everything: list[Any] = [None] * n
+        dist.all_gather_object(everything, mine)
+        assert [x["rank"] for x in everything] == list(range(n)) and everything[2]["text"] == "ää"
+        objects: list[Any] = [mine, [1, 2]] if rank == 1 else [None, None]
+        dist.broadcast_object_list(objects, src=1)
+        assert objects[0]["rank"] == 1 and objects[1] == [1, 2]
+        gathered: list[Any] | None = [None] * n if rank == 0 else None
+        dist.gather_object(mine, gathered)
+        assert rank or [x["rank"] for x in gathered] == list(range(n))
+        got: list[Any] = [None]
+        dist.scatter_object_list(got, [f"for {r}" for r in range(n)] if rank == 3 else None, src=3)
+        assert got == [f"for {rank}"]
+
+
+def check_functional(path: str) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    with joined(path) as (rank, n):
+        group = dist.group.WORLD
+        x = torch.arange(n * 2.0) + rank
+        same(functional.all_reduce(x, "sum", group).clone(), torch.arange(n * 2.0) * n + 6)
+        same(
+            functional.all_gather_tensor(x, 0, group).clone(), torch.cat([torch.arange(n * 2.0) + r for r in range(n)])
+        )
+        same(functional.reduce_scatter_tensor(x, "avg", 0, group).clone(), torch.arange(n * 2.0).view(n, 2)[rank] + 1.5)
+        same(functional.broadcast(x, 1, group).clone(), torch.arange(n * 2.0) + 1)
+        y = functional.all_to_all_single(x, None, None, group).clone()
+        same(y, torch.cat([(torch.arange(n * 2.0) + r).view(n, 2)[rank] for r in range(n)]))
+        a, b = functional.all_reduce_coalesced([x, x.double()], "max", group)
+        same(a.clone(), torch.arange(n * 2.0) + n - 1)
+        same(b.clone(), (torch.arange(n * 2.0) + n - 1).double())
+        leaf = torch.ones(3, requires_grad=True)
+        functional.all_reduce(leaf * (rank + 1), "sum", group).sum().backward()
+        assert leaf.grad is not None
+
+
+def check_sparse(path: str) -> None:
+    with joined(path) as (rank, n):
+        for count in (rank, 0, 3):
+            rows = torch.tensor([(rank + k) % 5 for k in range(count)], dtype=torch.int64)
+            values = torch.arange(count * 2.0).view(count, 2) + rank + 1
+            x = torch.sparse_coo_tensor(rows.view(1, -1), values, (6, 2))
+            dense = x.to_dense()
+            dist.all_reduce(dense)
+            dist.all_reduce(x)
+            same(x.to_dense(), dense)
+
+
+def check_groups(path: str) -> list[str]:
+    with joined(path) as (rank, n):
+        members = [[0, 1], [2, 3], [3, 0], [2]]
+        groups = [dist.new_group(ranks) for ranks in members]
+        for _ in range(3):
+            for ranks, group in zip(members, groups, strict=True):
+                if rank in ranks:
+                    x = torch.tensor([float(rank)])
+                    dist.all_reduce(x, dist.ReduceOp.AVG, group=group)
+                    same(x, torch.tensor([sum(ranks) / len(ranks)]))
+                    dist.barrier(group)
+            x = torch.ones(2)
+            dist.all_reduce(x)
+            same(x, torch.full((2,), float(n)))
+        if rank in (3, 0):
+            got = [torch.empty(1) for _ in range(2)]
+            dist.all_gather(got, torch.tensor([float(rank)]), group=groups[2])
+            same(torch.cat(got), torch.tensor([0.0, 3.0]))  # torch sorts the ranks
+            x = torch.tensor([float(rank)])
+            dist.broadcast(x, src=3, group=groups[2])
+            same(x, torch.tensor([3.0]))
+        names = [str(g.communicator) for g in groups if isinstance(g, dist.ProcessGroup)]
+        local = dist.new_group([0, 2], use_local_synchronization=True) if rank in (0, 2) else None
+        if local is not None:
+            x = torch.tensor([float(rank)])
+            dist.all_reduce(x, group=local)
+            same(x, torch.tensor([2.0]))
+            dist.destroy_process_group(local)
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x, group=mesh["inner"].get_group())
+        same(x, torch.tensor([1.0 if rank < 2 else 5.0]))
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x, group=mesh["outer"].get_group())
+        same(x, torch.tensor([2.0 if rank % 2 == 0 else 4.0]))
+        return names
+
+
+def check_barrier_and_names(path: str) -> float:
+    import time
+
+    with joined(path) as (rank, n):
+        dist.barrier()
+        assert dist.barrier(async_op=True).wait()
+        started = time.monotonic()
+        if rank == 1:
+            time.sleep(0.5)
+        dist.barrier(timeout=timedelta(seconds=15))
+        waited = time.monotonic() - started
+        group = dist.distributed_c10d._get_default_group()
+        assert dist.get_backend() == "ringleader" and group.name() == "ringleader"
+        assert (group.rank(), group.size()) == (rank, n) == (dist.get_rank(), dist.get_world_size())
+        assert isinstance(group, dist.ProcessGroup) and group._device_types == [torch.device("cpu")]
+        assert group.communicator.state == "live"
+        return waited
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_all_reduce,
+        check_reduce_and_scaling,
+        check_reduce_scatter,
+        check_not_contiguous,
+        check_copies,
+        check_all_gather_in_place,
+        check_all_to_all,
+        check_messages,
+        check_coalesced,
+        check_objects,
+        check_functional,
+        check_sparse,
+    ],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+def test_operation(ranks: Ranks, check: Any) -> None:
+    ranks.run(check)
+
+
+def test_message_sizes_are_compared(ranks: Ranks) -> None:
+    short, long = ranks.run(check_message_sizes)[1]
+    assert "sent 8 bytes" in short and "16 bytes" in short and "torch.float32" in short
+    assert "24" in long and "16" in long
+
+
+def test_groups(ranks: Ranks) -> None:
+    names = ranks.run(check_groups)
+    assert "global ranks [0, 3]" in names[3][-1] and "rank 1 of 2" in names[3][-1]
+
+
+def test_barrier_waits_for_the_last(ranks: Ranks) -> None:
+    assert min(ranks.run(check_barrier_and_names)) > 0.4

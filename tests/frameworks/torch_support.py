@@ -1,0 +1,76 @@
+"""Four processes that import torch once and run many checks; each check makes and destroys its own process group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringleader as rl
+
+torch.set_num_threads(1)
+
+ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+
+
+class Ranks:
+    """A worker group that is started again after a test that broke it."""
+
+    def __init__(self, size: int = 4, **env: str | None) -> None:
+        self.size = size
+        self._env = {**ENV, **env}
+        self._group: rl.WorkerGroup | None = None
+
+    def run(self, fn: Any, *args: Any, timeout: float = 60.0) -> list[Any]:
+        """`fn(store_path, *args)` on every rank."""
+        if self._group is None:
+            self._group = rl.WorkerGroup(self.size, env=self._env)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                return self._group.run(fn, f"{folder}/store", *args, timeout=timeout, grace=15.0)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close(force=True)
+            self._group = None
+
+
+def place() -> tuple[int, int]:
+    return int(os.environ["RINGLEADER_RANK"]), int(os.environ["RINGLEADER_SIZE"])
+
+
+@contextlib.contextmanager
+def joined(
+    path: str, backend: str = "ringleader", seconds: float = 20.0, ranks: tuple[int, int] | None = None, **more: Any
+) -> Iterator[tuple[int, int]]:
+    """The default process group of all ranks; destroyed at the end."""
+    rank, size = ranks or place()
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{path}-{backend}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
+        **more,
+    )
+    try:
+        yield rank, size
+    finally:
+        dist.destroy_process_group()
+
+
+def data(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Different on every rank and for every element; small integers, so that sums are exact in all types."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    x = torch.randint(1, 4, shape, generator=generator)
+    return (x % 2 == 1) if dtype is torch.bool else x.to(dtype)
