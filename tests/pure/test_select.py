@@ -254,7 +254,7 @@ def test_what_is_expected_of_the_rules() -> None:
     assert chosen("all_reduce", 8, "shm", 2) == chosen("all_reduce", 8192, "shm", 8) == "one_shot"
     assert chosen("all_reduce", 1 << 20, "shm", 2) == chosen("all_reduce", 1 << 30, "shm", 8) == "two_shot"
     assert chosen("all_reduce", 8, "net", 2) == "one_shot"
-    assert chosen("all_reduce", 16 << 20, "net", 2) == "two_shot:segments=8"
+    assert chosen("all_reduce", 16 << 20, "net", 2) == "one_shot"
     assert chosen("all_reduce", 8, "net", 3) == "recursive_doubling"
     assert chosen("all_reduce", 16 << 20, "net", 8) == chosen("all_reduce", 16 << 20, "mixed", 8) == "ring:segments=8"
     assert chosen("broadcast", 16 << 20, "net", 8) == "chain"  # 8 segments is its default

@@ -231,6 +231,10 @@ def parse_spec(collective: str, spec: str) -> tuple[Algorithm, dict[str, Value]]
     >>> entry.name, parameters
     ('ring', {'segments': 4})
     """
+    if not isinstance(spec, str):
+        raise InvalidArgument(
+            f"algorithm is {spec!r}; expected a name, one of {', '.join(names(collective))}, with parameters if any"
+        )
     name, *settings = spec.lower().split(":")
     entry = get(collective, name)
     known = {parameter.name: parameter for parameter in entry.parameters}
