@@ -120,7 +120,8 @@ def markdown(points: dict[SeriesName, dict[int, Numbers]], failures: list[str]) 
         "",
         "Times are of the slowest rank: the median over alternating blocks of the median of a block. "
         "Targets are judged on plain memory. Spread: slowest block over fastest, Ringleader's and Gloo's. "
-        "Flag, memcpy: the state of the machine at that point, a flag's round trip between two cores and one thread's copying.",
+        "Flag, memcpy: the state of the machine at that point, a flag's round trip between two cores and one thread's "
+        "copying.",
         "",
         "![Time over size](all_reduce.png)",
     ]
@@ -160,8 +161,10 @@ def plot(points: dict[SeriesName, dict[int, Numbers]], path: Path) -> None:
             ratio = _ratio(point, "plain")
             if ratio is not None:
                 text = f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
-                place = (nbytes, float(point["gloo", "plain"]["median_us"]))
-                axes.annotate(text, place, (0, 5), textcoords="offset points", ha="center", fontsize=6.5, color="#555555")
+                place = (nbytes, max(float(row["median_us"]) for row in point.values()))
+                axes.annotate(
+                    text, place, (0, 5), textcoords="offset points", ha="center", fontsize=6.5, color="#555555"
+                )
         axes.tick_params(labelleft=True)
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
@@ -169,7 +172,9 @@ def plot(points: dict[SeriesName, dict[int, Numbers]], path: Path) -> None:
     panels[0].set_ylim(min(times) / 2, max(times) * 2.5)
     handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.suptitle("All-reduce of float32: time of the slowest rank over size (numbers: times faster than Gloo)", fontsize=11)
+    figure.suptitle(
+        "All-reduce of float32: time of the slowest rank over size (numbers: times faster than Gloo)", fontsize=11
+    )
     figure.savefig(path, dpi=150)
 
 

@@ -1,8 +1,8 @@
 """All-reduce against torch's Gloo, both in the same processes and alternately. ``make bench`` runs this.
 
 For each number of ranks, transport and size, one point: Ringleader on plain and on registered memory, and Gloo, in
-alternating blocks (see `ringleader.cli.measure`, which `ringleader bench` uses as well). Writes, as they come, raw numbers
-to results/all_reduce.csv; at the end a table with the targets to results/all_reduce.md and a plot to
+alternating blocks (see `ringleader.cli.measure`, which `ringleader bench` uses as well). Raw numbers are written as
+they come, to results/all_reduce.csv; at the end a table with the targets, results/all_reduce.md, and a plot,
 results/all_reduce.png. A point that fails is noted and does not cost the others.
 """
 
@@ -59,7 +59,9 @@ def rows_of(
             **_place(series, result.nbytes),
             "library": measured.contestant.library,
             "memory": "registered" if measured.contestant.registered else "plain",
-            **{f"{name}_us": round(value, 3) for name, value in asdict(measured.timing).items() if name != "iterations"},
+            **{
+                f"{name}_us": round(value, 3) for name, value in asdict(measured.timing).items() if name != "iterations"
+            },
             "iterations": measured.timing.iterations,
             "algorithm": measured.algorithm,
             "protocol": measured.protocol,
@@ -78,7 +80,9 @@ def _place(series: report.SeriesName, nbytes: int) -> dict[str, Any]:
 
 
 def _shown(measured: Measured) -> str:
-    name = "Gloo" if measured.contestant.library == "gloo" else "registered" if measured.contestant.registered else "plain"
+    name = (
+        "Gloo" if measured.contestant.library == "gloo" else "registered" if measured.contestant.registered else "plain"
+    )
     wrong = f" WRONG: {measured.wrong} elements" if measured.wrong else ""
     return f"{name} {measured.timing.median:10.1f} us{wrong}"
 

@@ -59,10 +59,10 @@ def bench(
     minbytes: Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size, with K, M or G.")] = "8",
     maxbytes: Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")] = "64M",
     stepfactor: Annotated[float, typer.Option("-f", "--stepfactor", help="Each size is so many times the last.")] = 2.0,
-    stepbytes: Annotated[str, typer.Option("-i", "--stepbytes", help="Instead: so many bytes more than the last.")] = "0",
-    iters: Annotated[
-        int, typer.Option("-n", "--iters", min=0, help="Iterations; 0: as many as fit in --seconds.")
-    ] = 0,
+    stepbytes: Annotated[
+        str, typer.Option("-i", "--stepbytes", help="Instead: so many bytes more than the last.")
+    ] = "0",
+    iters: Annotated[int, typer.Option("-n", "--iters", min=0, help="Iterations; 0: as many as fit in --seconds.")] = 0,
     seconds: Annotated[float, typer.Option(min=0.001, help="Time for each number, with -n 0.")] = 0.2,
     warmup: Annotated[int, typer.Option("-w", "--warmup-iters", "--warmup", min=0, help="Before each block.")] = 2,
     blocks: Annotated[int, typer.Option(min=1, help="What is compared is measured in so many alternating blocks.")] = 5,
@@ -70,8 +70,12 @@ def bench(
         int, typer.Option("-m", "--agg-iters", min=1, help="Operations in flight at once; time is per operation.")
     ] = 1,
     op: Annotated[str, typer.Option("--op", help="Collective.")] = "all_reduce",
-    datatype: Annotated[str, typer.Option("-d", "--datatype", help="float, half, bfloat16, int32, ...; a list.")] = "float",
-    redop: Annotated[str, typer.Option("-o", "--redop", help="sum prod min max avg band bor bxor; a list; all.")] = "sum",
+    datatype: Annotated[
+        str, typer.Option("-d", "--datatype", help="float, half, bfloat16, int32, ...; a list.")
+    ] = "float",
+    redop: Annotated[
+        str, typer.Option("-o", "--redop", help="sum prod min max avg band bor bxor; a list; all.")
+    ] = "sum",
     root: Annotated[int, typer.Option("-r", "--root", help="Root rank.")] = 0,
     algorithm: Annotated[
         str | None, typer.Option(help="A list of algorithms, or all: a row for each. Default: the built-in choice.")
@@ -83,8 +87,12 @@ def bench(
     ranks: Annotated[
         int | None, typer.Option("--ranks", min=1, help="Local ranks, 2 by default; not under a launcher.")
     ] = None,
-    vs: Annotated[str | None, typer.Option(help="gloo: measure torch's Gloo too, alternately, in the same processes.")] = None,
-    check: Annotated[bool, typer.Option("--check/--no-check", "-c", help="Compare results with the right ones.")] = True,
+    vs: Annotated[
+        str | None, typer.Option(help="gloo: measure torch's Gloo too, alternately, in the same processes.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", "-c", help="Compare results with the right ones.")
+    ] = True,
     show_algorithm: Annotated[bool, typer.Option("--show-algorithm", help="A column that says what ran.")] = False,
     json_path: Annotated[Path | None, typer.Option("-J", "--json", help="Write everything here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Plot time over size here (png, svg, pdf).")] = None,
@@ -119,7 +127,9 @@ def bench(
 
 
 _Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, max=65536, help="Number of ranks.")]
-_Collective = Annotated[str | None, typer.Option("--collective", "-c", help="Collective; default: the name's first one.")]
+_Collective = Annotated[
+    str | None, typer.Option("--collective", "-c", help="Collective; default: the name's first one.")
+]
 _Nodes = Annotated[str | None, typer.Option(help="Ranks over nodes: 2x4, or 0,0,1,1. Default: one node.")]
 _Root = Annotated[int, typer.Option("-r", "--root", help="Root rank of rooted collectives.")]
 
@@ -130,7 +140,9 @@ def verify(
     ranks: Annotated[str, typer.Option("-n", "--ranks", help="Number of ranks, a range 1..64, or a list.")] = "8",
     collective: _Collective = None,
     everything: Annotated[bool, typer.Option("--all", help="Every algorithm (of the collective).")] = False,
-    nodes: Annotated[str | None, typer.Option(help="Prove for this layout, 2x4. Default: one node, two, and n.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Prove for this layout, 2x4. Default: one node, two, and n.")
+    ] = None,
     root: _Root = 0,
     mode: Annotated[str, typer.Option(help="auto, exact or fingerprint.")] = "auto",
 ) -> None:

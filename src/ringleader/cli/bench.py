@@ -256,7 +256,7 @@ def _measure_all(request: Request, ranks: Ranks, write: Callable[[str], None], m
     points = _points(request)
     report = _Report(request, ranks.ranks())
     columns = table.Columns(request.show_algorithm or request.algorithms != [None], request.gloo)
-    lines = table.settings(points[0], request.sizes, ranks.size, request.step) + ["#", *table.using(report.ranks)]
+    lines = [*table.settings(points[0], request.sizes, ranks.size, request.step), "#", *table.using(report.ranks)]
     if machine is not None:
         report.states.append(machine.state())
         lines.append(f"# Machine before: {report.states[0]}")

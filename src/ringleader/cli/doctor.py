@@ -115,7 +115,11 @@ def _environment() -> Iterator[Finding]:
     if not seen:
         yield None, "no RINGLEADER_* variable and none of a launcher is set"
     launch = detect()
-    meeting = "" if launch.master_addr is None else f", meeting at {format_hostport(launch.master_addr, launch.master_port or 0)}"
+    meeting = (
+        ""
+        if launch.master_addr is None
+        else f", meeting at {format_hostport(launch.master_addr, launch.master_port or 0)}"
+    )
     yield None, f"so rl.init() here would be rank {launch.rank} of {launch.size} (from: {launch.launcher}){meeting}"
 
 

@@ -69,9 +69,7 @@ class Gloo:
         """Leave the group."""
         self._dist.destroy_process_group()
 
-    def starter(
-        self, collective: Collective, kind: Kind, given: Operands, op: str, root: int
-    ) -> Callable[[bool], Any]:
+    def starter(self, collective: Collective, kind: Kind, given: Operands, op: str, root: int) -> Callable[[bool], Any]:
         """A function that runs the collective, or with True starts it and returns what to wait for."""
         dist, n, rank = self._dist, self._size, self._rank
         x = None if given.x is None else torch_view(kind, given.x)

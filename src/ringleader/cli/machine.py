@@ -1,8 +1,8 @@
 """The machine's state: how long a flag takes to another core and back, and how fast memory copies.
 
-Virtual machines change within minutes (their neighbours wake up, their cores move), by factors. Numbers taken in different
-states cannot be compared; so each is printed beside the state that it was taken in. The probe knows nothing of
-Ringleader: two processes on different cores, each spinning on a byte that the other one writes.
+Virtual machines change within minutes (their neighbours wake up, their cores move), by factors. Numbers taken in
+different states cannot be compared; so each is printed beside the state that it was taken in. The probe knows nothing
+of Ringleader: two processes on different cores, each spinning on a byte that the other one writes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,15 @@ class Machine:
             os.ftruncate(descriptor, mmap.PAGESIZE)
             self._flags = mmap.mmap(descriptor, mmap.PAGESIZE)
             self._echo = subprocess.Popen(
-                [sys.executable, "-I", "-S", flag_echo.__file__, str(descriptor), str(self._cores[1]), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    flag_echo.__file__,
+                    str(descriptor),
+                    str(self._cores[1]),
+                    str(os.getpid()),
+                ],
                 pass_fds=[descriptor],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

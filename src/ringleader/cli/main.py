@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error), _FAILED)
     except Exception as error:
         if isinstance(error, usage_error):
-            return _complain(error.format_message(), _USAGE)
+            return _complain(str(getattr(error, "format_message", error.__str__)()), _USAGE)
         raise
     return code if isinstance(code, int) else 0
 

@@ -1,9 +1,9 @@
 """The measuring room: every number of ``ringleader bench`` and of the benchmarks comes from here.
 
-A *point* is one collective at one size; several *contestants* (algorithms, kinds of memory, in and out of place, torch's
-Gloo) are measured at it by the same processes, in alternating blocks, because machines change within minutes and what is
-compared should have met the same weather. The time of an iteration is that of the slowest rank: the median of each
-block, and of those the median over the blocks. Everything here runs on every rank.
+A *point* is one collective at one size. Several *contestants* (algorithms, kinds of memory, in and out of place,
+torch's Gloo) are measured at it by the same processes, in alternating blocks, because machines change within minutes
+and what is compared should have met the same weather. The time is that of the slowest rank: the median of each block,
+and of those the median over the blocks. Everything here runs on every rank.
 """
 
 from __future__ import annotations
@@ -259,7 +259,9 @@ class Session:
             [[float(np.median(t)), float(t.mean()), float(t.min()), float(np.percentile(t, 99))] for t in runner.times]
             for runner in runners
         ]
-        slowest = np.max(np.array(exchange(self.comm, mine)), axis=0) / 1e3 / point.together  # (runner, block, statistic)
+        slowest = (
+            np.max(np.array(exchange(self.comm, mine)), axis=0) / 1e3 / point.together
+        )  # (runner, block, statistic)
         return [
             Timing(
                 median=float(np.median(blocks[:, 0])),
@@ -289,7 +291,8 @@ def _block(runner: _Runner, iterations: int, together: int) -> NDArray[np.int64]
         for _ in range(iterations):
             flight(together)
             stamp(clock())
-    return np.diff(np.array(stamps, np.int64))
+    marks = np.array(stamps, np.int64)
+    return marks[1:] - marks[:-1]
 
 
 def _ringleader_runner(

@@ -1,8 +1,8 @@
 """Inputs whose result is known exactly, in whatever order it is computed, for every type and operator.
 
-All values are small whole numbers, chosen so that every partial result of every order is exact in the type. They differ
-from rank to rank and from element to element, and repeat with a period that is prime, so that a chunk in the wrong place
-is noticed. What is compared is bits: types that NumPy lacks are handled as integers of their size.
+All values are small whole numbers, chosen so that every partial result of every order is exact in the type. They
+differ from rank to rank and from element to element, and repeat with a period that is prime, so that a chunk in the
+wrong place is noticed. What is compared is bits: types that NumPy lacks are handled as integers of their size.
 """
 
 from __future__ import annotations
@@ -83,6 +83,13 @@ def kind_of(word: str) -> Kind:
     return {**shorts, **DTYPES}[one_of(word, dict.fromkeys((*DTYPES, *shorts)), "data type")]
 
 
+def _scattered(seed: int) -> NDArray[np.int64]:
+    """One period of numbers below 2^22 without a pattern, by a multiplicative hash; the same on every machine."""
+    i = np.arange(1, PERIOD + 1, dtype=np.int64)
+    mixed: NDArray[np.int64] = ((i * 2654435761) ^ ((seed + 2) * 2246822519)) * 40503 & 0xFFFFFFFF
+    return mixed >> 10
+
+
 class Segment(NamedTuple):
     """A stretch of a vector: elements `start` to `start + length` of rank `source`'s pattern, or of `REDUCED`."""
 
@@ -111,20 +118,25 @@ class Patterns:
 
     def _whole(self, rank: int) -> NDArray[np.int64]:
         """Rank's values for one period, as whole numbers."""
-        i, n, limit = np.arange(PERIOD), self._n, self.kind.limit
+        n, limit = self._n, self.kind.limit
+        mine, common = _scattered(rank), _scattered(-1)  # `common` lets ranks take turns, from element to element
+        result: NDArray[np.int64]
         if self.kind.name == "bool":
-            return ((i * 31 + rank * 17) % 3 == 0).astype(np.int64)
-        if self._op == "sum":  # the sum of all ranks stays within the limit
+            result = (mine % 3 == 0).astype(np.int64)
+        elif self._op == "sum":  # the sum of all ranks stays within the limit
             stride = -(-n // limit)
             most = max(min(limit // -(-n // stride), 16), 1)
-            return np.where((i + rank) % stride == 0, 1 + (i * 7 + rank * 5) % most, 0)
-        if self._op == "prod":  # twos, at most as many as the type holds
-            return 1 + ((i + rank) % max(3, -(-n // max(self.kind.exponent, 1))) == 0).astype(np.int64)
-        if self._op == "avg":  # the sum is a multiple of n, so the average is whole
-            base = 1 + i * 7 % max(min(limit // n, 16) - 1, 1) if n < limit else np.zeros(PERIOD, np.int64)
-            swing = ((i - rank) % n == 0).astype(np.int64) - ((i + 1 - rank) % n == 0) if n < limit else 0
-            return base + swing
-        return (i * 31 + rank * 17) % 101
+            result = np.where((common + rank) % stride == 0, 1 + mine % most, 0)
+        elif self._op == "prod":  # twos, at most as many as the type holds
+            stride = max(3, -(-n // max(self.kind.exponent, 1)))
+            stride += n % stride == 0  # else every element would have as many twos
+            result = 1 + ((common + rank) % stride == 0).astype(np.int64)
+        elif self._op == "avg" and n < limit:  # the sum is a multiple of n, so the average is whole
+            base = 1 + common % max(min(limit // n, 16) - 1, 1)
+            result = base + ((common - rank) % n == 0) - ((common + 1 - rank) % n == 0)
+        else:
+            result = mine % (101 if self._op != "avg" else 1)
+        return result
 
     def _reduced(self) -> NDArray[np.int64]:
         total = self._whole(0)
@@ -138,7 +150,8 @@ class Patterns:
             combine = {"sum": np.maximum, "prod": np.minimum}.get(self._op or "", combine)
         for rank in range(1, self._n):
             total = combine(total, self._whole(rank))
-        return total // self._n if self._op == "avg" else total
+        result: NDArray[np.int64] = total // self._n if self._op == "avg" else total
+        return result
 
     def _stored(self, values: NDArray[Any]) -> NDArray[Any]:
         if self.kind.name == "bfloat16":  # its bits are the upper half of a float32's

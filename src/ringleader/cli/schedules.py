@@ -40,7 +40,9 @@ def parse_nodes(text: str | None, n: int | None) -> list[int]:
     elif all(part.strip().isdigit() for part in text.split(",")):
         layout = [int(part) for part in text.split(",")]
     else:
-        raise InvalidArgument(f"--nodes {text!r}: expected nodes x ranks of each, as in 2x4, or every rank's node, 0,0,1,1")
+        raise InvalidArgument(
+            f"--nodes {text!r}: expected nodes x ranks of each, as in 2x4, or every rank's node, 0,0,1,1"
+        )
     if n is not None and len(layout) != n:
         raise InvalidArgument(f"--nodes {text!r} is a layout of {len(layout)} ranks, but -n says {n}")
     return layout
@@ -53,7 +55,14 @@ def list_algorithms(console: Console, collective: str | None) -> None:
     """The registry as a table."""
     wanted = None if collective is None else collective_name(collective)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("collective", "name", "parameters", "cost (steps; bytes of the busiest rank)", "what it is", "reference"):
+    for column in (
+        "collective",
+        "name",
+        "parameters",
+        "cost (steps; bytes of the busiest rank)",
+        "what it is",
+        "reference",
+    ):
         table.add_column(column, overflow="fold")
     previous = ""
     for entry in algorithms.all_algorithms():
@@ -89,6 +98,8 @@ def verify_all(
     if nodes is not None and len(sizes) > 1:
         raise InvalidArgument(f"--nodes is a layout of one number of ranks, but -n {ranks} are {len(sizes)}")
     pairs = _named(name, collective)
+    for kind, spec in pairs:
+        algorithms.check(kind, spec, min(sizes), root if Collective(kind).rooted else 0)
     console.print(
         f"{'collective':15}{'algorithm':28}{'n':>5}{'steps':>7}{'transfers':>11}{'instructions':>14}{'bytes':>9}"
         f"{'x bound':>9}  {'mode':12}result",
@@ -97,8 +108,6 @@ def verify_all(
     wrong = proved = 0
     for kind, spec in pairs:
         for n in sizes:
-            if not 0 <= root < (n if Collective(kind).rooted else n + root):
-                raise InvalidArgument(f"--root {root}: expected a rank from 0 to {n - 1}")
             schedule = algorithms.build(kind, spec, n, root if Collective(kind).rooted else 0)
             layout = None if nodes is None else parse_nodes(nodes, n)
             report = verify(schedule, layout, mode=mode)  # type: ignore[arg-type]
@@ -122,7 +131,7 @@ def _named(name: str | None, collective: str | None) -> list[tuple[str, str]]:
 
 
 def _home(name: str) -> str:
-    """The first collective that has such an algorithm; all_reduce for an unknown name, whose error is then about that."""
+    """The first collective that has such an algorithm; for an unknown name all_reduce, which the error then names."""
     plain = name.partition(":")[0].strip().lower()
     for entry in algorithms.all_algorithms():
         if plain == entry.name or plain in entry.aliases:
@@ -181,17 +190,28 @@ def explain(
     choice = found.choice
     console.print(f"runs [bold]{choice.algorithm}[/bold], {choice.protocol}: {choice.reason}", highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, justify in (("algorithm", "left"), ("steps", "right"), ("bytes", "right"), ("model us", "right"), ("", "left")):
+    for column, justify in (
+        ("algorithm", "left"),
+        ("steps", "right"),
+        ("bytes", "right"),
+        ("model us", "right"),
+        ("", "left"),
+    ):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for candidate in found.candidates:
         cost = candidate.cost
         chosen = candidate.note.startswith("chosen")
-        row = (candidate.algorithm, f"{cost.steps:.0f}", f"{cost.nbytes:.0f}", f"{cost.seconds * 1e6:.1f}", candidate.note)
+        row = (
+            candidate.algorithm,
+            f"{cost.steps:.0f}",
+            f"{cost.nbytes:.0f}",
+            f"{cost.seconds * 1e6:.1f}",
+            candidate.note,
+        )
         table.add_row(*map(escape, row), style="bold" if chosen else "")
     console.print(table)
     console.print(
-        "The model compares orders of magnitude; the built-in choice comes from rules, `ringleader bench --algorithm all` "
-        "measures.",
+        "The model compares orders of magnitude. The built-in choice comes from rules; `ringleader bench "
+        "--algorithm all` measures.",
         style="dim", highlight=False,
     )  # fmt: skip
-

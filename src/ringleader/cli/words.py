@@ -58,7 +58,9 @@ def format_size(nbytes: int) -> str:
 
 def sizes_text(sizes: Sequence[int]) -> str:
     """A few sizes for a message, the first and the last of many."""
-    return ", ".join(map(format_size, sizes)) if len(sizes) < 4 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
+    return (
+        ", ".join(map(format_size, sizes)) if len(sizes) < 4 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
+    )
 
 
 def size_steps(least: int, most: int, factor: float, step: int) -> list[int]:
