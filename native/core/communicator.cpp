@@ -77,7 +77,7 @@ void Communicator::connect_peer(Rank rank, const ConnectRequest& request, std::v
     peer.links.push_back(std::make_unique<TcpLink>(sockets[i], rank, peer.name));
 }
 
-std::shared_ptr<const Plan> Communicator::make_plan(PlanRequest request) const {
+std::shared_ptr<const Plan> Communicator::make_plan(PlanRequest request) {
   require_usable();
   const Lowered& lowered = *request.lowered;
   if (lowered.n != mesh_.size)
@@ -99,14 +99,19 @@ std::shared_ptr<const Plan> Communicator::make_plan(PlanRequest request) const {
   return std::make_shared<const Plan>(request);
 }
 
-void Communicator::require_usable() const {
+void Communicator::require_usable() {
   if (generation_ != fork_generation())
     throw Error(ErrorKind::forked, "this communicator belongs to the parent process; a forked child cannot use it. "
                                    "Create communicators after forking, or start workers with the spawn method");
   switch (state()) {
     case State::live:
-      if (aborted(mesh_.own->control)) throw_aborted();  // by a peer, since the last operation
-      return;
+      if (!aborted(mesh_.own->control)) return;
+      try {
+        throw_aborted();  // by a peer, since the last operation
+      } catch (const Error& error) {
+        fail(error);
+        throw;
+      }
     case State::fresh: throw Error(ErrorKind::invalid, "the communicator is not connected yet");
     case State::closed: throw Error(ErrorKind::closed, "the communicator is closed");
     case State::aborted: throw_aborted();

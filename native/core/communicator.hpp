@@ -49,7 +49,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void connect(ConnectRequest request);
 
   // Fills in what the request must agree with (rank, slots, connections).
-  std::shared_ptr<const Plan> make_plan(PlanRequest request) const;
+  std::shared_ptr<const Plan> make_plan(PlanRequest request);
   std::shared_ptr<WorkState> start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout);
   std::shared_ptr<WorkState> isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout);
   std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout);
@@ -68,7 +68,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   double timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(double seconds) { timeout_.store(seconds, std::memory_order_relaxed); }
   Mesh& mesh() { return mesh_; }
-  void require_usable() const;  // throws Error(aborted | closed | forked | invalid)
+  void require_usable();  // throws Error(aborted | closed | forked | invalid)
   struct RankStatus {
     std::string name, last;
     bool alive = true;

@@ -115,6 +115,12 @@ Error Communicator::first_cause_of(const Error& error) {
   if (cause.kind == ErrorKind::peer_lost && cause.ranks.size() == 1 && said_goodbye(cause.ranks.front()))
     cause = Error(ErrorKind::peer_lost, mesh_.name(cause.ranks.front()) + " has left the communicator (closed it or exited) while " +
                                             mesh_.name(mesh_.rank) + " waits for it in " + execution_.describe(), cause.ranks);
+  if (cause.kind == ErrorKind::mismatch) {  // peers get the text too: a link says "this rank"
+    std::string text = cause.what();
+    const std::string self = "this rank";
+    if (const auto at = text.find(self); at != std::string::npos) text.replace(at, self.size(), mesh_.name(mesh_.rank));
+    cause = Error(cause.kind, text, cause.ranks);
+  }
   fail(cause);
   execution_.finish();
   close_links();

@@ -14,7 +14,10 @@ void Execution::begin(std::shared_ptr<const Plan> plan, void* in, void* out, std
   out_ = static_cast<std::byte*>(out);
   info_ = plan_->info;
   info_.sequence = sequence;
-  fingerprint_ = info_.fingerprint();
+  // Of the whole history: where data go one way only, nobody looks at a peer's entry, so a disagreement about such an
+  // operation must show in the next one that does.
+  history_ = (history_ ^ info_.fingerprint()) * 0x9e3779b97f4a7c15u;
+  fingerprint_ = history_ & ~kRegisteredMask;
   prepare_slot();
   find_registered();
   done_.assign(plan_->instrs.size(), 0);
@@ -110,9 +113,18 @@ void Execution::check_fingerprint(Rank rank) const {
     if ((block.progress.load(std::memory_order_acquire) >> kCountBits) >= window + kEntrySlots) return;
     throw Error(ErrorKind::internal, "the entry record of " + mesh_.name(rank) + " is damaged");
   }
+  std::string mine = info_.text(), other = entry.info.text();
+  // Equal here, so they parted before: the last windows' entries are still there to tell where.
+  for (std::uint64_t back = 1; mine == other && back < kEntrySlots && back < window; ++back) {
+    Entry own;
+    if (!read_entry(mesh_.own->control, window - back, own) || !read_entry(block, window - back, entry)) break;
+    mine = own.info.text();
+    other = entry.info.text();
+  }
+  const std::string where = mine == other ? "an earlier operation; both run now: " : "the operation: ";
   throw Error(ErrorKind::mismatch,
-              "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + info_.text() + ", but " +
-                  mesh_.name(rank) + " runs " + entry.info.text(),
+              "ranks disagree about " + where + mesh_.name(mesh_.rank) + " runs " + mine + ", but " + mesh_.name(rank) +
+                  " runs " + other,
               {rank});
 }
 
