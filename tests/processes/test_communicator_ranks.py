@@ -417,13 +417,22 @@ def _late_rank(limit: float) -> Any:
             comm.barrier()
         forget()
         return type(error).__name__, str(error), elapsed, list(error.ranks), str(later.value), comm.state
+    if limit < 2:
+        # Over the network everything may have been there for the late rank. It learns with the next call at the latest.
+        with pytest.raises(rl.errors.RingleaderError, match="timed out"):
+            comm.barrier()
+        state = comm.state
+        forget()
+        return state
     return "fine"
 
 
 def test_a_late_rank_is_named(group: Workers) -> None:
     assert group.run(_late_rank, 20.0, timeout=60) == ["fine"] * 4
     got = group.run(_late_rank, 1.0, timeout=60)
-    for rank, (kind, text, elapsed, ranks, later, state) in enumerate(got):
+    if group.transport == "tcp" and got[2] == "aborted":
+        del got[2]
+    for kind, text, elapsed, ranks, later, state in got:
         # The first cause is the timeout of one rank, on all ranks; who hears of it from a peer may say Aborted.
         assert kind in ("CollectiveTimeout", "AbortedError")
         assert "all_reduce" in text
@@ -433,7 +442,6 @@ def test_a_late_rank_is_named(group: Workers) -> None:
         if group.transport == "shm":  # over the network only the peer that was waited for itself is known
             assert "rank 2" in text, text
             assert 2 in ranks
-        assert rank in (0, 1, 2, 3)
 
 
 def _recover_from_timeout() -> Any:
