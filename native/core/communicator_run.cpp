@@ -11,6 +11,7 @@ namespace {
 
 constexpr auto kHealthInterval = milliseconds(5);  // between looks at peers while waiting
 constexpr auto kLongestSleep = milliseconds(50);
+constexpr auto kWorthSpinning = std::chrono::microseconds(4);  // a learned budget below this: peers share our core
 constexpr std::uint32_t kMovesPerClock = 64;       // progress steps between looks at the clock
 
 }  // namespace
@@ -54,7 +55,10 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
   ControlBlock& own = mesh_.own->control;
   for (;;) {
     const Execution::Step step = execution_.progress();
-    if (step == Execution::Step::done) return true;
+    if (step == Execution::Step::done) {
+      driver.waiter.progressed();
+      return true;
+    }
     const bool stopped = aborted(own) || closing_.load(std::memory_order_relaxed);
     if (step == Execution::Step::moved && !stopped) {
       driver.waiter.progressed();
@@ -274,6 +278,7 @@ Call::~Call() {
 
 bool Call::spin(int rounds) {
   if (!running_) return false;
+  if (communicator_->spin_budget_.get() < kWorthSpinning) rounds = 1;
   try {
     for (int i = 0; i < rounds; ++i) {
       const Execution::Step step = communicator_->execution_.progress();

@@ -17,7 +17,8 @@ using std::chrono::milliseconds;
 
 constexpr auto kFirstTurn = microseconds(50);
 constexpr auto kLongestTurn = milliseconds(2);
-constexpr auto kPrompt = microseconds(2);      // an answer within this comes from a peer that runs on another core
+constexpr auto kPrompt = microseconds(2);      // an answer within this would have been worth spinning for
+constexpr auto kSwitch = std::chrono::nanoseconds(900);  // a yield that takes longer let somebody else run
 constexpr auto kUnhurried = microseconds(50);  // before that, checking deadlines and peers is not worth a system call
 
 timespec to_timespec(Clock::duration duration) {
@@ -58,15 +59,19 @@ bool Waiter::due_for_sleep_by_clock() {
   slow_ = waited >= std::max<Clock::duration>(spin, kUnhurried) || policy_.yield_us == 0;
   if (waited >= spin + microseconds(policy_.yield_us)) return true;
   ::sched_yield();
+  const auto back = Clock::now();
+  shared_core_ |= back - now_ > kSwitch;
+  now_ = back;
   return false;
 }
 
-// A wait that ended in time for spinning speaks for it, one that outlasted it against it.
+// Spinning pays while peers run on cores of their own. It does not where they share ours, and that shows in yields after which
+// somebody else ran: then every microsecond of spinning keeps the peer from answering.
 void Waiter::learn() {
-  if (!past_spinning_ || now_ - start_ < kPrompt)
-    budget_->lengthen();
-  else
+  if (shared_core_)
     budget_->halve();
+  else if (!past_spinning_ || now_ - start_ < kPrompt)
+    budget_->lengthen();
 }
 
 void Waiter::sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep) {

@@ -65,7 +65,7 @@ class Waiter {
   void progressed() {
     if (budget_ != nullptr && spins_ > 0) learn();
     spins_ = 0;
-    past_spinning_ = slow_ = false;
+    past_spinning_ = shared_core_ = slow_ = false;
   }
 
   // Nothing moved. Waits a little, at most about `max_sleep`. Before sleeping, the sleep is announced and then
@@ -113,7 +113,8 @@ class Waiter {
   WaitPolicy policy_;
   ControlBlock* own_;
   SpinBudget* budget_;
-  bool past_spinning_ = false;     // this wait outlasted the spinning
+  bool past_spinning_ = false;  // this wait outlasted the spinning
+  bool shared_core_ = false;    // somebody else ran during a yield of this wait
   std::uint32_t spins_ = 0;  // idle() calls since progress
   bool slow_ = false;
   Clock::time_point start_{}, now_{};  // of the first and of the last clock reading since progress

@@ -155,7 +155,7 @@ SETTINGS: tuple[Setting, ...] = (
         f"Upper limit of data connections per network peer ({_DEFAULT_CHANNELS} are opened unless the limits forbid).",
     ),
     Setting(
-        "BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "1M",
+        "BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "512K",
         "Size of a staging slot in shared memory; a communicator has two per rank.",
     ),
     Setting(
