@@ -261,7 +261,7 @@ class Config:
     socket_family: str | None = None
     min_nchannels: int = 1
     max_nchannels: int = _MAX_CHANNELS
-    buffsize: int = 1 << 20
+    buffsize: int = 512 << 10
     p2p_buffsize: int = 64 << 10
     spin_us: int | None = None
     yield_us: int | None = None
