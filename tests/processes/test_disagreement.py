@@ -137,7 +137,7 @@ def test_disagreement_is_an_error_on_all_ranks(pair: Pair, name: str) -> None:
     assert "MismatchError" in kinds
     for kind, text, state, _ in got:
         assert state == "aborted"
-        # Over the network a rank that waits for nobody may be an operation ahead: then the text shows that, with numbers.
+        # Over the network a rank that waits for nobody may be an operation ahead: then the text shows that.
         one_way = pair.transport == "tcp" and name in ("root", "collective")
         for part in ("#2", "runs") if one_way else CASES[name][2]:
             assert part in text, (kind, text)
