@@ -195,6 +195,8 @@ def run_bench(request: Request, write: Callable[[str], None]) -> int:
             raise InvalidArgument(f"{path}: its directory does not exist")
     if request.plot_path is not None:
         check_plot(request.plot_path)
+        if request.collective == Collective.BARRIER:
+            raise InvalidArgument("--plot draws time over size, and a barrier has no size; leave one of them out")
     ranks = open_ranks(request.setup, request.ranks)
     try:
         if ranks.leader:
