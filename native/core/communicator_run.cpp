@@ -70,11 +70,14 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
     }
     if (stopped) check(driver, Clock::now());
     if (serve_p2p) p2p_->progress();
-    driver.fds.clear();
-    if (driver.waiter.slow()) execution_.poll_descriptors(driver.fds);
     const std::uint64_t sleeps = driver.waiter.sleeps();
     const auto ready = [&] { return execution_.can_move() || aborted(own) || closing_.load(std::memory_order_relaxed); };
-    driver.waiter.idle(ready, driver.fds, kLongestSleep);
+    const auto descriptors = [&] {
+      driver.fds.clear();
+      execution_.poll_descriptors(driver.fds);
+      return std::span<pollfd>(driver.fds);
+    };
+    driver.waiter.idle(ready, descriptors, kLongestSleep);
     Counters::add(mesh_.counters.sleeps, driver.waiter.sleeps() - sleeps);
     if (!driver.waiter.slow()) continue;
     check(driver, driver.waiter.now());
@@ -206,14 +209,17 @@ void Communicator::p2p_turn(Driver& driver) {
     ControlBlock& own = mesh_.own->control;
     if (aborted(own)) throw_aborted();
     if (closing_.load(std::memory_order_relaxed)) return;
-    driver.fds.clear();
-    if (driver.waiter.slow()) p2p_->poll_descriptors(driver.fds);
     bool moved = false;
     const auto ready = [&] {
       moved = p2p_->progress();
       return moved || aborted(own) || closing_.load(std::memory_order_relaxed) || waiting_jobs();
     };
-    driver.waiter.idle(ready, driver.fds, milliseconds(5));
+    const auto descriptors = [&] {
+      driver.fds.clear();
+      p2p_->poll_descriptors(driver.fds);
+      return std::span<pollfd>(driver.fds);
+    };
+    driver.waiter.idle(ready, descriptors, milliseconds(5));
     if (moved) driver.waiter.progressed();
     if (driver.waiter.slow() && driver.waiter.now() >= driver.next_health) {
       driver.next_health = driver.waiter.now() + kHealthInterval;

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <span>
 
@@ -74,7 +75,13 @@ class Waiter {
   // polls in short turns.
   template <class Ready>
   void idle(Ready&& ready, std::span<pollfd> fds, Clock::duration max_sleep) {
+    idle(ready, [fds] { return fds; }, max_sleep);
+  }
+  // The same with descriptors that are gathered only when it comes to sleeping.
+  template <class Ready, std::invocable Descriptors>
+  void idle(Ready&& ready, Descriptors&& descriptors, Clock::duration max_sleep) {
     if (!due_for_sleep()) return;
+    const std::span<pollfd> fds = descriptors();
     const Announcement announcement(sleeps_on_doorbell(fds) ? own_ : nullptr);
     if (ready()) return;
     sleep(announcement.seen, fds, max_sleep);
