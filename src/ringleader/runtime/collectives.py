@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any
 
-from numpy import ndarray
-
-from ringleader import _core, errors
-from ringleader.runtime import arrays, calls
-from ringleader.runtime.arrays import numpy_address
-from ringleader.runtime.calls import Call
+from ringleader.runtime import calls
 from ringleader.runtime.dtypes import ReduceOp
-from ringleader.runtime.plans import PLAN_CACHE_SIZE, Choice, Planner
-from ringleader.runtime.work import LiveWorks, Work
+from ringleader.runtime.runner import MISS, Runner, seconds, simple_address
+from ringleader.runtime.work import Work
 
-__all__ = ["Collectives", "seconds"]
-
-
-def seconds(timeout: float | None) -> float:
-    """A timeout for the core: 0 stands for the communicator's own.
-
-    Raises
-    ------
-    InvalidArgument
-        Not a positive number.
-    """
-    if timeout is None:
-        return 0.0
-    if not timeout > 0:
-        raise errors.InvalidArgument(
-            f"timeout is {timeout!r}; expected a positive number of seconds, or None for the default"
-        )
-    return float(timeout)
+__all__ = ["Collectives"]
 
 
-# ``torch.Tensor`` once a tensor has been seen: exact type, so that no subclass's own behaviour is bypassed.
-_TENSOR_TYPES: set[Any] = set()
-
-
-Head: TypeAlias = tuple[Any, ...]  # what is asked for, apart from the arrays
-MISS: Final = object()
-
-
-class _Known(NamedTuple):
-    """A plan for calls of one kind; `writes`: this rank gets a result."""
-
-    plan: _core.Plan
-    choice: Choice
-    writes: bool
-
-
-def simple_address(x: Any) -> int:
-    """Address of a plain, contiguous, writable array; -1 for anything that needs more thought."""
-    kind = type(x)
-    if kind is ndarray:
-        return numpy_address(x) if x.flags.carray else -1
-    if kind in _TENSOR_TYPES and x.is_cpu and x.is_contiguous() and not x.is_neg() and not x.is_conj():
-        return int(x.data_ptr())
-    return -1
-
-
-def _key(head: Head, x: Any, out: Any) -> tuple[Any, ...]:
-    if out is None:
-        return (head, type(x), x.dtype, x.shape)
-    return (head, type(x), x.dtype, x.shape, type(out), out.dtype, out.shape)
-
-
-class Collectives:
+class Collectives(Runner):
     """The verbs that every rank of a communicator calls together, in the same order.
 
     All take ``timeout`` (seconds; None = the communicator's), ``algorithm`` (a name of `ringleader algorithms`, or
@@ -78,69 +22,6 @@ class Collectives:
     contiguous. Where ranks disagree about shape, type, operator, root or the operation itself, all of them get a
     `MismatchError`.
     """
-
-    _planner: Planner
-    _live: LiveWorks
-    _known: OrderedDict[tuple[Any, ...], _Known]
-    _barriers: dict[str | None, Call]
-    _last_choice: Choice | None
-    rank: int
-    size: int
-
-    def _check_usable(self) -> None:
-        raise NotImplementedError
-
-    @property
-    def planner(self) -> Planner:
-        """The cache of plans; for this package only."""
-        return self._planner
-
-    def _run(
-        self, call: Call, async_op: bool, timeout: float | None, known_by: tuple[Head, Any, Any] | None = None
-    ) -> Any:
-        """Run or start a prepared call; later ones that are `known_by` the same take the short way."""
-        self._last_choice = call.choice
-        limit = seconds(timeout)
-        if known_by is not None and not call.loads and not call.stores:
-            self._remember(*known_by, call)
-        if not async_op:
-            return call.run(limit)
-        return Work(call.start(limit), self._live, call.result, call.keep, call.stores)
-
-    def _repeat(self, head: Head, x: Any, out: Any, async_op: bool, timeout: float | None) -> Any:
-        """The short way: a call like an earlier one, on contiguous memory. Returns `MISS` if this is none.
-
-        Invariant: whatever the long way checks follows from the key (types, shapes, operator, root, algorithm), or is
-        checked here too (contiguous, writable, not overlapping); the state of the communicator is checked by the core.
-        """
-        ptr = to = simple_address(x)
-        if out is not None:
-            to = simple_address(out)
-        if ptr == -1 or to == -1:
-            return MISS
-        known = self._known.get(_key(head, x, out))
-        if known is None or (out is not None and ptr < to + out.nbytes and to < ptr + x.nbytes):
-            return MISS
-        self._last_choice = known.choice
-        result = (x if out is None else out) if known.writes else None
-        if not known.writes:
-            to = 0
-        if async_op:
-            return Work(known.plan.start(ptr, to, seconds(timeout)), self._live, result, (x, out))
-        known.plan.run(ptr, to, seconds(timeout))
-        return result
-
-    def _remember(self, head: Head, x: Any, out: Any, call: Call) -> None:
-        """Let calls like this one take the short way: first in, first out, bounded like the cache of plans."""
-        if type(x) is arrays.torch_tensor_type():
-            _TENSOR_TYPES.add(type(x))
-        if x is None or simple_address(x) == -1 or (out is not None and simple_address(out) == -1):
-            return
-        known = self._known
-        while len(known) >= PLAN_CACHE_SIZE:
-            with suppress(KeyError):
-                known.popitem(last=False)
-        known[_key(head, x, out)] = _Known(call.plan, call.choice, call.result is not None)
 
     def all_reduce(
         self,

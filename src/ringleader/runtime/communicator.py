@@ -18,12 +18,12 @@ from numpy.typing import DTypeLike, NDArray
 from ringleader import _core, errors, tune
 from ringleader.runtime import arrays
 from ringleader.runtime.bootstrap import Connected, connect_group
-from ringleader.runtime.collectives import seconds
 from ringleader.runtime.config import logger
 from ringleader.runtime.job import Job
 from ringleader.runtime.messages import Messages
 from ringleader.runtime.persistent import PersistentCollectives
 from ringleader.runtime.plans import Choice, Planner
+from ringleader.runtime.runner import seconds
 from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
 from ringleader.runtime.work import LiveWorks

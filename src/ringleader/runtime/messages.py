@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ringleader import _core, errors
 from ringleader.runtime import arrays
-from ringleader.runtime.collectives import seconds
+from ringleader.runtime.runner import seconds
 from ringleader.runtime.work import LiveWorks, Work
 
 __all__ = ["ANY_SOURCE", "Messages"]

@@ -6,9 +6,10 @@ from typing import Any
 
 from ringleader.runtime import calls
 from ringleader.runtime.calls import Call
-from ringleader.runtime.collectives import Collectives, seconds
+from ringleader.runtime.collectives import Collectives
 from ringleader.runtime.dtypes import ReduceOp
 from ringleader.runtime.plans import Choice
+from ringleader.runtime.runner import seconds
 from ringleader.runtime.work import LiveWorks, Work
 
 __all__ = ["PersistentCollectives", "PersistentOperation"]
