@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jsonschema
@@ -170,6 +173,41 @@ def test_under_torchrun(tmp_path):
     jsonschema.validate(written, schema())
     assert [rank["rank"] for rank in written["ranks"]] == [0, 1]
     assert written["results"][0]["measured"][-1]["contestant"]["library"] == "gloo"
+
+
+@pytest.mark.parametrize("how", ["interrupt", "kill"])
+def test_an_end_in_the_middle_is_clean(how):
+    """Ctrl-C is one line and exit code 130; a rank that dies is named. Nothing is left running."""
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "ringleader", "bench", "--seconds", "5", "-b", "1K"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert bench.stdout is not None
+        pids = []
+        for line in bench.stdout:
+            if "# Machine before" in line:
+                break
+            if " Pid " in line:
+                pids.append(int(line.split(" Pid ")[1].split()[0]))
+        if how == "interrupt":
+            os.killpg(bench.pid, signal.SIGINT)  # as a terminal does
+        else:
+            os.kill(pids[1], signal.SIGKILL)
+        _, err = bench.communicate(timeout=60)
+    except BaseException:
+        os.killpg(bench.pid, signal.SIGKILL)
+        raise
+    if how == "interrupt":
+        assert (bench.returncode, err) == (130, "ringleader: interrupted\n")
+    else:
+        assert bench.returncode == 1
+        assert f"rank 1 of 2 failed:\nits process (pid {pids[1]}) ended: killed by SIGKILL" in err
+    deadline = time.monotonic() + 10
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(bench.pid, 0)
+            time.sleep(0.02)
 
 
 def test_doctor():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import sys
 
 STOP = 255
@@ -12,6 +13,7 @@ _SPINS = 1 << 20  # between looks whether the parent is still there
 
 def echo_flags(descriptor: int, core: int, parent: int) -> None:
     """Sleep until a byte comes, then answer flags until `STOP`; end with the input or with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too, but the parent ends it
     os.sched_setaffinity(0, [core])
     flags = mmap.mmap(descriptor, mmap.PAGESIZE)
     while os.read(0, 1):

@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, usage_error):
             return _complain(str(getattr(error, "format_message", error.__str__)()), _USAGE)
         raise
+    if code == _INTERRUPTED:  # newer versions of typer turn Ctrl-C into this
+        return _complain("interrupted", _INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
