@@ -54,7 +54,8 @@ class Gloo:
         hosts = exchange(comm, socket.gethostname())
         if len(set(hosts)) == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        host = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
+        known = exchange(comm, os.environ.get("MASTER_ADDR", hosts[0]))[0]  # how others reach the host of rank 0
+        host = "127.0.0.1" if len(set(hosts)) == 1 else known
         serving = self._store(host, 0) if comm.rank == 0 else None
         port = exchange(comm, serving.port if serving is not None else 0)[0]
         store = serving if serving is not None else self._store(host, port)
