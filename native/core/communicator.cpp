@@ -41,6 +41,7 @@ void Communicator::connect(ConnectRequest request) {
   std::vector<std::unique_ptr<ByteStream>> streams(n);
   control_.resize(n);
   goodbye_.assign(n, 0);
+  presence_.resize(n);
   for (Rank r = 0; r < mesh_.size; ++r) connect_peer(r, request, streams);
   p2p_ = std::make_unique<PointToPoint>(mesh_.rank, std::move(streams), request.names);
   mesh_.own->control.state.store(static_cast<std::uint32_t>(BlockState::live), std::memory_order_release);

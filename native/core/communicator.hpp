@@ -103,6 +103,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool drive(Driver& driver, Clock::time_point until, bool serve_p2p);
   void check(Driver& driver, Clock::time_point now);
   void check_peers(bool in_operation);
+  void tell_presence();
+  void compare_presence();
+  bool entered(Rank rank) const;
+  std::vector<Rank> culprits() const;
   Error timeout_error(const Driver& driver, Clock::time_point now) const;
   std::string last_operation(Rank rank) const;
   Error first_cause_of(const Error& error);
@@ -132,8 +136,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> closing_{false};
 
   std::vector<std::unique_ptr<ControlConnection>> control_;  // by rank; null for ranks of my node
-  std::mutex control_mutex_;                                 // guards control_ and goodbye_
+  mutable std::mutex control_mutex_;                         // guards control_, goodbye_ and presence_
   std::vector<char> goodbye_;                                // network peers that said they leave
+  std::vector<OpInfo> presence_;                             // the last operation each network peer said it waits in
+  std::uint64_t presence_sent_ = 0;                          // sequence of the last one told to them; under busy_
   std::unique_ptr<PointToPoint> p2p_;
 
   mutable std::mutex failure_mutex_;

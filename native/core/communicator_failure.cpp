@@ -1,5 +1,6 @@
 // How failures are noticed, told to peers and reported: one first cause everywhere.
 #include <algorithm>
+#include <iterator>
 
 #include "core/communicator.hpp"
 
@@ -38,6 +39,7 @@ void Communicator::check_peers(bool in_operation) {
   // A network peer that said goodbye may have left data in the sockets: their end, met when reading, is what counts there. In
   // shared memory all its progress is visible once its state is.
   poll_control(where);
+  if (in_operation) compare_presence();
   if (left.empty() || !in_operation) return;
   for (const Rank r : execution_.blocked_on())
     if (std::find(left.begin(), left.end(), r) != left.end())
@@ -53,6 +55,7 @@ void Communicator::poll_control(const std::string& where) {
     switch (event.type) {
       case ControlConnection::Event::Type::none: break;
       case ControlConnection::Event::Type::goodbye: goodbye_[r] = 1; break;
+      case ControlConnection::Event::Type::presence: presence_[r] = event.info; break;
       case ControlConnection::Event::Type::abort:
         set_abort(mesh_.own->control, event.kind, event.rank, event.reason);
         throw_aborted();
@@ -63,9 +66,55 @@ void Communicator::poll_control(const std::string& where) {
   }
 }
 
+// Ranks that wait long tell the others in which operation: so a late rank can be named by ranks that do not exchange a message
+// with it, and a disagreement shows where both sides only wait.
+void Communicator::tell_presence() {
+  if (presence_sent_ == execution_.info().sequence) return;
+  presence_sent_ = execution_.info().sequence;
+  std::lock_guard lock(control_mutex_);
+  for (std::size_t r = 0; r < control_.size(); ++r)
+    if (control_[r] && !goodbye_[r]) control_[r]->send_presence(execution_.info());
+}
+
+void Communicator::compare_presence() {
+  const OpInfo& mine = execution_.info();
+  std::lock_guard lock(control_mutex_);
+  for (std::size_t r = 0; r < presence_.size(); ++r) {
+    const OpInfo& theirs = presence_[r];
+    if (theirs.sequence != mine.sequence || theirs.fingerprint() == mine.fingerprint()) continue;
+    throw Error(ErrorKind::mismatch, "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + mine.text() +
+                                         ", but " + mesh_.peers[r].name + " runs " + theirs.text(), {static_cast<Rank>(r)});
+  }
+}
+
+// Whether a rank is known to have entered the current operation.
+bool Communicator::entered(Rank rank) const {
+  if (rank == mesh_.rank) return true;
+  const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(rank)];
+  if (peer.shared)
+    return (peer.shared->control.progress.load(std::memory_order_acquire) >> kCountBits) >= execution_.window_number();
+  std::lock_guard lock(control_mutex_);
+  return presence_[static_cast<std::size_t>(rank)].sequence >= execution_.info().sequence;
+}
+
+// Who holds the operation up: a rank waited for directly that has not entered it, else anyone who has not, else those waited for.
+std::vector<Rank> Communicator::culprits() const {
+  const std::vector<Rank> direct = execution_.blocked_on();
+  std::vector<Rank> late;
+  std::copy_if(direct.begin(), direct.end(), std::back_inserter(late), [this](Rank r) { return !entered(r); });
+  for (Rank r = 0; late.empty() && r < mesh_.size; ++r)
+    if (!entered(r)) late.push_back(r);
+  return late.empty() ? direct : late;
+}
+
 std::string Communicator::last_operation(Rank rank) const {
   const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(rank)];
-  if (!peer.shared) return "is on another host, and sent nothing for this operation";
+  if (!peer.shared) {
+    std::lock_guard lock(control_mutex_);
+    const OpInfo& last = presence_[static_cast<std::size_t>(rank)];
+    if (last.sequence >= execution_.info().sequence) return "waits in " + last.text();
+    return "has not said that it entered the operation";
+  }
   const std::uint64_t window = peer.shared->control.progress.load(std::memory_order_acquire) >> kCountBits;
   if (window == 0) return "has entered no operation yet";
   Entry entry;
@@ -74,7 +123,7 @@ std::string Communicator::last_operation(Rank rank) const {
 }
 
 Error Communicator::timeout_error(const Driver& driver, Clock::time_point now) const {
-  std::vector<Rank> missing = execution_.blocked_on();
+  std::vector<Rank> missing = culprits();
   std::string text = "timed out after " + seconds_text(now - driver.started) + " on " + mesh_.name(mesh_.rank) + " in " +
                      execution_.describe();
   for (const Rank r : missing) text += "; waiting for " + mesh_.name(r) + ", which " + last_operation(r);
@@ -96,19 +145,21 @@ void Communicator::throw_aborted() const {
   throw Error(record->kind, record->reason, ranks);
 }
 
-// What an operation that stopped with `error` reports. A lost connection may only be how a peer's abort arrives first: its own
-// words are waited for a moment, because they name the cause.
+// What an operation that stopped with `error` reports. A lost data connection may only be how a peer's abort arrives first: its
+// own words, or the end of a control connection (that process is gone for certain), are waited for a moment, because they name
+// the cause.
 Error Communicator::first_cause_of(const Error& error) {
   Error cause = error;
   if (error.kind == ErrorKind::peer_lost && !control_.empty()) {
-    const auto until = Clock::now() + milliseconds(200);
+    const auto until = Clock::now() + milliseconds(500);
     do {
       try {
         poll_control("");
       } catch (const Error& reported) {
-        if (aborted(mesh_.own->control)) cause = reported;
+        cause = reported;
         break;
       }
+      if (cause.ranks.size() == 1 && said_goodbye(cause.ranks.front())) break;
       std::this_thread::sleep_for(milliseconds(2));
     } while (Clock::now() < until);
   }

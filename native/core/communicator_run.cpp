@@ -12,6 +12,7 @@ namespace {
 constexpr auto kHealthInterval = milliseconds(5);  // between looks at peers while waiting
 constexpr auto kLongestSleep = milliseconds(50);
 constexpr auto kWorthSpinning = std::chrono::microseconds(4);  // a learned budget below this: peers share our core
+constexpr auto kWorthTelling = milliseconds(200);  // a wait that long may end in a timeout, whose message should name the late rank
 constexpr std::uint32_t kMovesPerClock = 64;       // progress steps between looks at the clock
 
 }  // namespace
@@ -247,6 +248,7 @@ void Communicator::check(Driver& driver, Clock::time_point now) {
   if (now >= driver.next_health) {
     driver.next_health = now + kHealthInterval;
     check_peers(true);
+    if (now - driver.started >= kWorthTelling) tell_presence();
   }
   if (now >= driver.deadline) throw timeout_error(driver, now);
 }

@@ -31,6 +31,7 @@ class Execution {
   std::vector<Rank> blocked_on() const;
   std::string describe() const;
   const OpInfo& info() const { return info_; }
+  std::uint64_t window_number() const { return first_window_ + window_; }
   void finish();  // drops the plan
 
  private:
@@ -66,7 +67,6 @@ class Execution {
   void execute(const BoundInstr& instr);
   void publish(std::uint32_t count);
 
-  std::uint64_t window_number() const { return first_window_ + window_; }
   std::uint64_t length(const Place& place, std::uint32_t window) const;
   std::byte* address(const Place& place, std::uint32_t window) const;
   std::byte* slot(Rank rank, std::uint32_t window) const;

@@ -179,20 +179,41 @@ TEST_CASE("ranks that disagree all get an error naming both sides") {
   }
 }
 
-TEST_CASE("a late rank is named when the deadline passes") {
-  EngineGroup group({0, 0, 0}, 10);
-  const auto errors = group.run([&](Rank r) {
-    const auto plan = group[r]->make_plan(all_reduce_request(two_shot(3), 3, 3, group.nodes(), 1000));
-    std::vector<std::int32_t> x(1000, 1);
-    if (r == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-    run_plan(group[r], plan, x.data(), x.data(), 0.5);
-  });
-  for (const Rank r : {0, 1}) {
-    REQUIRE(errors[static_cast<std::size_t>(r)]);
-    CHECK(kind_of(errors[static_cast<std::size_t>(r)]) == ErrorKind::timeout);
-    CHECK(text_of(errors[static_cast<std::size_t>(r)]).find("waiting for rank 2") != std::string::npos);
+TEST_CASE("a late rank is named when the deadline passes, also by ranks that exchange nothing with it") {
+  for (const std::int32_t apart : {0, 1}) {
+    EngineGroup group({0, apart, 2 * apart, 3 * apart}, 30);
+    const auto errors = group.run([&](Rank r) {
+      const auto plan = group[r]->make_plan(all_reduce_request(ring(4), 4, 4, group.nodes(), 1000));
+      std::vector<std::int32_t> x(1000, 1);
+      if (r == 2) std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+      run_plan(group[r], plan, x.data(), x.data(), 1.5);
+    });
+    for (const Rank r : {0, 1, 3}) {
+      REQUIRE(errors[static_cast<std::size_t>(r)]);
+      CHECK(kind_of(errors[static_cast<std::size_t>(r)]) == ErrorKind::timeout);
+      CHECK(text_of(errors[static_cast<std::size_t>(r)]).find("waiting for rank 2") != std::string::npos);
+    }
+    REQUIRE(errors[2]);
   }
-  REQUIRE(errors[2]);
+}
+
+TEST_CASE("ranks on different hosts that only wait for each other learn that they disagree") {
+  EngineGroup group({0, 1}, 30);
+  const auto errors = group.run([&](Rank r) {  // each waits for a message of the other, in different operations
+    const std::vector<Transfer> table{{0, 1 - r, 0, r, 0, 1, 0, 0, 0, 0}};
+    PlanRequest request;
+    request.lowered = lower(table.data(), table.size(), Collective::broadcast, 2, 1 - r, 1, group.nodes(), LowerOptions{});
+    request.count = 10;
+    request.dtype = DType::i32;
+    request.info.collective = static_cast<std::uint8_t>(Collective::broadcast);
+    request.info.root = 1 - r;
+    std::vector<std::int32_t> x(10, r);
+    run_plan(group[r], group[r]->make_plan(std::move(request)), x.data(), x.data(), 10);
+  });
+  for (const auto& error : errors) {
+    REQUIRE(error);
+    CHECK(kind_of(error) == ErrorKind::mismatch);
+  }
 }
 
 TEST_CASE("abort from another thread ends a blocked call, and closing ends it too") {

@@ -26,7 +26,7 @@ struct Frame {
 static_assert(sizeof(Frame) == 16);
 constexpr std::uint32_t kMagic = 0x524c4331;  // "RLC1"
 constexpr std::uint8_t kVersion = 1;
-constexpr std::uint8_t kAbort = 1, kGoodbye = 2;
+constexpr std::uint8_t kAbort = 1, kGoodbye = 2, kPresence = 3;  // presence: an OpInfo in place of the text
 
 std::size_t utf8_length(unsigned char lead) {
   if (lead < 0x80) return 1;
@@ -87,6 +87,12 @@ void ControlConnection::send_goodbye() {
   send_frame(kGoodbye, ErrorKind::closed, -1, {});
 }
 
+void ControlConnection::send_presence(const OpInfo& info) {
+  const std::lock_guard lock(mutex_);
+  if (!out_.empty()) return;
+  send_frame(kPresence, ErrorKind::invalid, -1, std::string(reinterpret_cast<const char*>(&info), sizeof info));
+}
+
 void ControlConnection::send_frame(std::uint8_t type, ErrorKind kind, Rank cause, const std::string& reason) {
   const Frame frame{kMagic, kVersion, type, static_cast<std::uint16_t>(reason.size()), static_cast<std::int32_t>(kind), cause};
   out_.append(reinterpret_cast<const char*>(&frame), sizeof frame);
@@ -140,7 +146,8 @@ bool ControlConnection::parse(Event& event) {
   if (in_.size() < sizeof(Frame)) return false;
   Frame frame;
   std::memcpy(&frame, in_.data(), sizeof frame);
-  const bool known = frame.type == kAbort || frame.type == kGoodbye;
+  const bool known = frame.type == kAbort || frame.type == kGoodbye ||
+                     (frame.type == kPresence && frame.reason_bytes == sizeof(OpInfo));
   const bool kind_known = frame.kind >= 0 && frame.kind <= static_cast<std::int32_t>(ErrorKind::internal);
   if (frame.magic != kMagic || frame.version != kVersion || !known || !kind_known || frame.reason_bytes > kMaxReason) {
     event = end(peer_name_ + " sent a control message that this version does not understand (type " +
@@ -154,6 +161,10 @@ bool ControlConnection::parse(Event& event) {
     event.kind = static_cast<ErrorKind>(frame.kind);
     event.rank = frame.rank;
     event.reason = printable(in_.substr(sizeof frame, frame.reason_bytes));
+  } else if (frame.type == kPresence) {
+    event.type = Event::Type::presence;
+    event.rank = peer_;
+    std::memcpy(&event.info, in_.data() + sizeof frame, sizeof event.info);
   } else {
     event.type = Event::Type::goodbye;
     event.rank = peer_;

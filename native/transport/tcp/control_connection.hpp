@@ -1,10 +1,11 @@
-// The control connection to one peer: tells of aborts and of leaving, and its end tells that the peer died.
+// The control connection to one peer: tells of aborts, of leaving and of waiting, and its end tells that the peer died.
 #pragma once
 
 #include <mutex>
 #include <string>
 
 #include "core/types.hpp"
+#include "transport/link.hpp"
 #include "transport/tcp/socket.hpp"
 
 namespace ringleader {
@@ -13,11 +14,12 @@ namespace ringleader {
 class ControlConnection {
  public:
   struct Event {
-    enum class Type : std::uint8_t { none, abort, goodbye, lost };
+    enum class Type : std::uint8_t { none, abort, goodbye, presence, lost };
     Type type = Type::none;
     ErrorKind kind = ErrorKind::aborted;  // abort: its kind
     Rank rank = -1;                       // abort: who caused it, -1 unknown; as the peer says, not range-checked
     std::string reason;                   // abort: why; lost: what happened to the connection
+    OpInfo info;                          // presence: the operation in which the peer waits
   };
 
   // Bytes of an abort's reason that travel; longer ones are cut.
@@ -32,6 +34,8 @@ class ControlConnection {
   // Only the first abort and the first goodbye are sent.
   void send_abort(ErrorKind kind, Rank cause, const std::string& reason);
   void send_goodbye();
+  // Tells the peer that this rank has entered an operation and waits in it. Dropped while the socket is full: it is advice.
+  void send_presence(const OpInfo& info);
 
   // The next thing the peer told, if any: call until `none` before sleeping. `lost` comes once, after everything the peer
   // sent before; not after its goodbye, when closing is no news.
