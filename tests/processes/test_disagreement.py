@@ -131,8 +131,6 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 def test_disagreement_is_an_error_on_all_ranks(pair: Pair, name: str) -> None:
     got = pair.run(_disagree, name, timeout=30)
     kinds = {kind for kind, *_ in got}
-    if kinds == {"CollectiveTimeout"} and name == "root-of-reduce" and pair.transport == "tcp":
-        return  # both wait for the other's message; nothing is sent that could tell
     assert kinds <= {"MismatchError", "AbortedError"}
     assert "MismatchError" in kinds
     for kind, text, state, _ in got:
