@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import subprocess
 import sys
@@ -34,7 +35,8 @@ def problems(page: Path) -> list[str]:
             found.append(f"{page.relative_to(ROOT)}: {file.name} has no heading for #{anchor}")
     for block in CODE.findall(text):
         try:
-            compile(block, str(page), "exec")
+            source = doctest.script_from_examples(block) if block.lstrip().startswith(">>>") else block
+            compile(source, str(page), "exec")
         except SyntaxError as error:
             found.append(f"{page.relative_to(ROOT)}: a Python block does not compile: {error}")
     return found
