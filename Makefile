@@ -15,6 +15,7 @@ help:
 	@echo 'make test         set up .venv, build, run all tests of the Python package'
 	@echo 'make demo         train a small GPT on real text over Ringleader and over Gloo'
 	@echo 'make bench        measure against Gloo; rewrites the tables and plots in the documentation'
+	@echo 'make verify-all   prove every algorithm for up to 256 ranks'
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
 	@echo 'make lint         ruff                 make typecheck   mypy --strict'
 	@echo 'make docs-check   examples in docstrings, links in the documentation'
@@ -50,12 +51,17 @@ demo: setup
 
 bench: setup
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/verify_speed.py
 
 # ---------------------------------------------------------------- checks
 
-.PHONY: test lint typecheck docs-check check
+.PHONY: test verify-all lint typecheck docs-check check
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Proves every algorithm, as a schedule and lowered, for n = 1..64, 100, 128, 255 and 256.
+verify-all: setup
+	$(BIN)/python tests/pure/sweep_algorithms.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
