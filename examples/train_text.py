@@ -225,7 +225,7 @@ def plot(runs: dict[str, dict], path: Path) -> None:
         xlabel="seconds of training", ylabel="loss (mean of 10 steps)", title="GPT on Python's documentation, 2 ranks"
     )
     left.legend()
-    right.set(ylabel="ms", title="median step (hatched: exposed communication)")
+    right.set(ylabel="ms (hatched: exposed communication)", title="median step")
     right.set_xticks(range(len(runs)), list(runs))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
