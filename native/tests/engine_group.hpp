@@ -1,11 +1,6 @@
 // A group whose ranks are threads of this process, over shared memory, TCP on loopback, or both by node layout.
 #pragma once
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <exception>
 #include <functional>
 #include <memory>
@@ -15,28 +10,9 @@
 #include <vector>
 
 #include "core/communicator.hpp"
+#include "tests/test_tcp_support.hpp"
 
 namespace ringleader::test {
-
-struct SocketPair {
-  int a, b;
-};
-
-inline SocketPair tcp_pair() {
-  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  if (::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) || ::listen(listener, 1) ||
-      ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length))
-    throw std::runtime_error("cannot listen on loopback");
-  const int client = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (::connect(client, reinterpret_cast<sockaddr*>(&address), sizeof address)) throw std::runtime_error("cannot connect");
-  const int server = ::accept(listener, nullptr, nullptr);
-  ::close(listener);
-  return {client, server};
-}
 
 class EngineGroup {
  public:
@@ -59,9 +35,9 @@ class EngineGroup {
       for (std::size_t p = r + 1; p < n; ++p)
         if (nodes_[p] != nodes_[r])
           for (std::size_t i = 0; i < 2 + connections; ++i) {
-            const SocketPair pair = tcp_pair();
-            requests[r].sockets[p].push_back(pair.a);
-            requests[p].sockets[r].push_back(pair.b);
+            const auto [a, b] = tcp_pair();
+            requests[r].sockets[p].push_back(a);
+            requests[p].sockets[r].push_back(b);
           }
     for (std::size_t r = 0; r < n; ++r) ranks_[r]->connect(std::move(requests[r]));
   }
