@@ -381,7 +381,7 @@ def check_functional(path: str) -> None:
 
 
 def check_sparse(path: str) -> None:
-    with joined(path) as (rank, n):
+    with joined(path) as (rank, _):
         for count in (rank, 0, 3):
             rows = torch.tensor([(rank + k) % 5 for k in range(count)], dtype=torch.int64)
             values = torch.arange(count * 2.0).view(count, 2) + rank + 1

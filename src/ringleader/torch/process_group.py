@@ -6,6 +6,7 @@ torch 2.14 on a class derived from `torch.distributed.Backend` can share them.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -21,8 +22,10 @@ from ringleader.runtime.communicator import Communicator, connect
 from ringleader.runtime.config import Config
 from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.store import LocalStore
+from ringleader.torch import channel, collectives, exchange, futures, sparse, tensors, work
 from ringleader.torch.channel import Channel
 from ringleader.torch.collectives import Collectives
+from ringleader.torch.dynamo import skip_frames
 from ringleader.torch.errors import torch_error
 from ringleader.torch.futures import CallbackThread, callback_owner
 from ringleader.torch.register import NAME
@@ -182,20 +185,20 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the limit of operations that are not given their own."""
         self._timeout = timeout.total_seconds()
-        for channel in self._channels():
-            channel.comm.timeout = self._timeout
+        for each in self._channels():
+            each.comm.timeout = self._timeout
 
     _set_default_timeout = set_timeout
 
     def abort(self) -> None:
         """Fail everything in flight, on all ranks; torch calls it from any thread."""
-        for channel in self._channels():
-            channel.comm.abort(f"rank {self._rank} called abort() on {self._title}")
+        for each in self._channels():
+            each.comm.abort(f"rank {self._rank} called abort() on {self._title}")
 
     def shutdown(self) -> None:
         """Leave the group, within 2 s whatever the other ranks do; `destroy_process_group` calls it."""
-        for channel in self._channels():
-            channel.close()
+        for each in self._channels():
+            each.close()
         self._finalizer()
 
 
@@ -226,3 +229,6 @@ def create(options: Any, backend_options: Any) -> ProcessGroupRingleader:
         )
     except errors.RingleaderError as error:
         raise torch_error(error) from error
+
+
+skip_frames([channel, collectives, exchange, futures, sparse, tensors, work, sys.modules[__name__]])

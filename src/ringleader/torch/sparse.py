@@ -36,8 +36,8 @@ def sparse_all_reduce(comm: Communicator, x: Tensor, op: ReduceOp, timeout: floa
     for rank, row in enumerate(told[:, 1:].tolist()):
         if row != shape:
             raise errors.MismatchError(
-                f"rank {comm.rank} all-reduces a sparse tensor of shape {shape[1:]} ({shape[0]} sparse dimensions), rank "
-                f"{rank} one of shape {row[1:]} ({row[0]})",
+                f"rank {comm.rank} all-reduces a sparse tensor of shape {shape[1:]} with {shape[0]} sparse dimensions, "
+                f"rank {rank} one of shape {row[1:]} with {row[0]}",
                 (rank,),
             )
     counts = told[:, 0].tolist()
