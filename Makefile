@@ -57,7 +57,7 @@ bench: setup
 
 .PHONY: test verify-all lint typecheck docs-check check
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # Proves every algorithm, as a schedule and lowered, for n = 1..64, 100, 128, 255 and 256.
 verify-all: setup
@@ -94,11 +94,11 @@ define native_build
 endef
 
 .PHONY: test-native sanitize sanitize-address sanitize-thread
-test-native: | $(INSTALLED)
-	$(call native_build,native,-DCMAKE_BUILD_TYPE=Release)
+test-native: setup
+	$(CMAKE) --build $(BUILD)/dev -j $(JOBS) --target ringleader_tests
 	@# A function shared between instruction sets could be linked in the version that this machine cannot run.
-	! nm -C $(BUILD)/native/CMakeFiles/ringleader_core.dir/native/reduce/isa_*.o | grep ' [TWVu] '
-	timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/native/ringleader_tests $(NATIVE_ARGS)
+	! nm -C $(BUILD)/dev/CMakeFiles/ringleader_core.dir/native/reduce/isa_*.o | grep ' [TWVu] '
+	timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/dev/ringleader_tests $(NATIVE_ARGS)
 
 sanitize-address: | $(INSTALLED)
 	$(call native_build,asan,-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 -DRINGLEADER_SANITIZE=$(ADDRESS))
