@@ -190,7 +190,7 @@ def errors_in_ddp(path: str) -> list[str]:
             except Exception as error:
                 texts.append(f"{type(error).__name__}: {error}")
             break
-    with joined(path + "again") as (rank, n):
+    with joined(path + "again"):
         x = torch.ones(2)
         dist.all_reduce(x)
         texts.append(str(x.tolist()))
@@ -288,7 +288,7 @@ def tensor_parallel_and_checkpoint(path: str, folder: str) -> tuple[float, bool]
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    with joined(path) as (_, n):
+    with joined(path) as (_, _n):
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
         plain, model = (
             nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)),

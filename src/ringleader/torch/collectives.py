@@ -18,7 +18,7 @@ from ringleader import _core, errors
 from ringleader.runtime import calls
 from ringleader.runtime.calls import Call
 from ringleader.runtime.dtypes import ReduceOp, premul_sum
-from ringleader.torch.exchange import Exchanges
+from ringleader.torch.exchange import Exchanges, fails_later
 from ringleader.torch.sparse import sparse_all_reduce
 from ringleader.torch.tensors import as_block, direct, equal_sizes, pack, single, unpack_into
 from ringleader.torch.work import CompositeWork, RingleaderWork, Store, seconds_of
@@ -71,14 +71,11 @@ class Collectives(Exchanges):
     def _run(self, plan: _core.Plan, in_ptr: int, out_ptr: int, opts: Any, outputs: list[Tensor], keep: Any) -> Any:
         """Run or start a plan on memory that needs no copies."""
         limit = 0.0 if opts is None else seconds_of(opts.timeout)
-        try:
-            if opts is not None and getattr(opts, "asyncOp", True) is False:
-                # torch waits at once, so this thread does the work itself.
-                plan.run(in_ptr, out_ptr, limit)
-                return RingleaderWork(None, outputs)
-            native = plan.start(in_ptr, out_ptr, limit)
-        except errors.RingleaderError as error:
-            return self._failed(error, outputs)
+        if opts is not None and getattr(opts, "asyncOp", True) is False:
+            # torch waits at once, so this thread does the work itself.
+            plan.run(in_ptr, out_ptr, limit)
+            return RingleaderWork(None, outputs)
+        native = plan.start(in_ptr, out_ptr, limit)
         return self._hold(RingleaderWork(native, outputs, (), keep))
 
     def _run_call(self, call: Call, opts: Any, outputs: list[Tensor], stores: Sequence[Store] = ()) -> Any:
@@ -87,17 +84,14 @@ class Collectives(Exchanges):
         if not call.loads and not all_stores:
             return self._run(call.plan, call.in_ptr, call.out_ptr, opts, outputs, call.keep)
         limit = 0.0 if opts is None else seconds_of(opts.timeout)
-        try:
-            work = RingleaderWork(call.start(limit), outputs, all_stores, call.keep)
-        except errors.RingleaderError as error:
-            return self._failed(error, outputs)
-        return self._hold(work)
+        return self._hold(RingleaderWork(call.start(limit), outputs, all_stores, call.keep))
 
     def _all(self, works: list[RingleaderWork], outputs: list[Tensor]) -> Any:
         return works[0] if len(works) == 1 else self._hold(CompositeWork(works, outputs))
 
     # ----------------------------------------------------------------------------------------------- reducing
 
+    @fails_later
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduce a tensor in place on all ranks. `opts` may be an operator, as in torch's short form."""
         if isinstance(tensors, Tensor):
@@ -122,19 +116,16 @@ class Collectives(Exchanges):
 
     def _sparse_all_reduce(self, x: Tensor, op: ReduceOp, opts: Any, outputs: list[Tensor]) -> Any:
         """On this thread: each of its steps needs the results of the one before."""
-        try:
-            sparse_all_reduce(self._channel().comm, x, op, seconds_of(opts.timeout) or None)
-        except errors.UnsupportedType:
-            raise
-        except errors.RingleaderError as error:
-            return self._failed(error, outputs)
+        sparse_all_reduce(self._channel().comm, x, op, seconds_of(opts.timeout) or None)
         return self._hold(RingleaderWork(None, outputs))
 
+    @fails_later
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce several tensors in place, as one work."""
         op = _op_of(opts)
         return self._all([self._all_reduce(x, op, opts, [x]) for x in tensors], tensors)
 
+    @fails_later
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduce a tensor to the root; the other ranks' tensors stay as they are."""
         if isinstance(tensors, Tensor):
@@ -150,6 +141,7 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, tensors)
 
+    @fails_later
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Reduce `input`, one block per rank, and leave block r in rank r's `output`."""
         op = _op_of(opts)
@@ -164,11 +156,13 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, [output])
 
+    @fails_later
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Several of `reduce_scatter_single` as one work."""
         works = [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs)
 
+    @fails_later
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduce a list of tensors, of which rank r gets the r-th. The tensors may differ in size."""
         if isinstance(outputs, Tensor):
@@ -196,6 +190,7 @@ class Collectives(Exchanges):
 
     # ----------------------------------------------------------------------------------------------- copying
 
+    @fails_later
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Copy the root's tensor into all others."""
         if isinstance(tensors, Tensor):
@@ -211,6 +206,7 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, tensors)
 
+    @fails_later
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Gather every rank's `input` into `output`, one block per rank."""
         channel = self._channel()
@@ -224,11 +220,13 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, [output])
 
+    @fails_later
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Several of `all_gather_single` as one work."""
         works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs)
 
+    @fails_later
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Gather every rank's tensor into a list. The tensors may differ in size, if all ranks' lists say so."""
         if isinstance(inputs, Tensor):
@@ -244,11 +242,13 @@ class Collectives(Exchanges):
         call = calls.all_gather(self._channel().comm, x, block, None)
         return self._run_call(call, opts, outputs, stores)
 
+    @fails_later
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather several tensors; ``outputs[r][i]`` is rank r's i-th (torch passes one list per rank)."""
         works = [self._all_gather([row[i] for row in outputs], x, opts) for i, x in enumerate(inputs)]
         return self._all(works, [x for row in outputs for x in row])
 
+    @fails_later
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Gather every rank's tensor in the root's list."""
         if isinstance(inputs, Tensor):
@@ -265,6 +265,7 @@ class Collectives(Exchanges):
         block, stores = self._row_target(targets)
         return self._run_call(calls.gather(comm, x, root, block, None), opts, targets, stores)
 
+    @fails_later
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Give rank r the r-th tensor of the root's list."""
         if isinstance(outputs, Tensor):
@@ -281,6 +282,7 @@ class Collectives(Exchanges):
             block = pack(blocks)
         return self._run_call(calls.scatter(comm, block, root, output, None), opts, [output])
 
+    @fails_later
     def all_to_all_single(
         self,
         output: Tensor,
@@ -306,6 +308,7 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, [output])
 
+    @fails_later
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Send tensor d of `inputs` to rank d; tensor s of `outputs` comes from rank s. Sizes may differ."""
         self._check_length(inputs, "all_to_all's input list")
@@ -314,6 +317,7 @@ class Collectives(Exchanges):
 
     # ------------------------------------------------------------------------------------------------- others
 
+    @fails_later
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Wait for all ranks."""
         if opts is None:

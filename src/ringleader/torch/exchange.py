@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,11 +17,32 @@ from ringleader.torch.work import CompositeWork, RingleaderWork, Store, seconds_
 if TYPE_CHECKING:
     from ringleader.torch.channel import Channel
 
-__all__ = ["Exchanges"]
+__all__ = ["Exchanges", "fails_later"]
 
 # Tags of messages within collectives: beyond those that torch has, which are 32-bit.
 _FIRST_TAG = 1 << 40
 _TAGS = 1 << 20
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def fails_later(method: _Method) -> _Method:
+    """Let an operation that cannot be started return a work that has failed: DDP cannot bear errors at the start.
+
+    Wrong arguments are refused at once, because that is where the program's error is.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except (errors.InvalidArgument, errors.UnsupportedType, errors.ScheduleError):
+            raise
+        except errors.RingleaderError as error:
+            return self._failed(error)
+
+    return cast(_Method, call)
 
 
 class Exchanges:
@@ -34,30 +56,23 @@ class Exchanges:
         """Keep a new work alive, and let it belong to this group."""
         raise NotImplementedError
 
-    def _failed(self, error: errors.RingleaderError, outputs: list[Tensor]) -> RingleaderWork:
+    def _failed(self, error: errors.RingleaderError) -> RingleaderWork:
+        """A work that has failed."""
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------------------------- messages
 
+    @fails_later
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Any:
         """Send a tensor to rank `dst`."""
         x = single(tensors, "send's list")
-        try:
-            return self._hold(self._isend(self._channel(), x, dst, tag, 0.0))
-        except errors.InvalidArgument:
-            raise
-        except errors.RingleaderError as error:
-            return self._failed(error, tensors)
+        return self._hold(self._isend(self._channel(), x, dst, tag, 0.0))
 
+    @fails_later
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Any:
         """Receive a tensor from rank `src`."""
         x = single(tensors, "recv's list")
-        try:
-            return self._hold(self._irecv(self._channel(), x, src, tag, 0.0))
-        except errors.InvalidArgument:
-            raise
-        except errors.RingleaderError as error:
-            return self._failed(error, tensors)
+        return self._hold(self._irecv(self._channel(), x, src, tag, 0.0))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
         """Receive a tensor from any rank; the work's `source_rank` tells which."""
@@ -108,16 +123,13 @@ class Exchanges:
                 f"{tuple(target.shape)} and {target.dtype} in the output"
             )
         children: list[RingleaderWork] = []
-        try:
-            # Everybody begins with the next rank, so that not all send to rank 0 first.
-            for step in range(1, size):
-                peer = (rank - step) % size
-                children.append(self._hold(self._irecv(channel, targets[peer], peer, tag, limit)))
-            for step in range(1, size):
-                peer = (rank + step) % size
-                children.append(self._hold(self._isend(channel, sources[peer], peer, tag, limit)))
-        except errors.RingleaderError as error:
-            return self._failed(error, outputs)
+        # Everybody begins with the next rank, so that not all send to rank 0 first.
+        for step in range(1, size):
+            peer = (rank - step) % size
+            children.append(self._hold(self._irecv(channel, targets[peer], peer, tag, limit)))
+        for step in range(1, size):
+            peer = (rank + step) % size
+            children.append(self._hold(self._isend(channel, sources[peer], peer, tag, limit)))
         copied = own.clone() if own.numel() and own.data_ptr() != target.data_ptr() else None
         stores: tuple[Store, ...] = ()
         if copied is not None:

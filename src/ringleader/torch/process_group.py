@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ringleader import errors
 from ringleader.runtime.communicator import Communicator, connect
@@ -111,11 +110,8 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):
             self._coalescing.append(work)
         return work
 
-    def _failed(self, error: errors.RingleaderError, outputs: list[Tensor]) -> RingleaderWork:
-        """A work that has failed already: DDP cannot bear errors raised when an operation is started."""
-        if isinstance(error, errors.InvalidArgument):
-            raise error
-        return self._hold(RingleaderWork(None, outputs, error=torch_error(error)))
+    def _failed(self, error: errors.RingleaderError) -> RingleaderWork:
+        return self._hold(RingleaderWork(None, [], error=torch_error(error)))
 
     # --------------------------------------------------------------------------------------- who this is
 

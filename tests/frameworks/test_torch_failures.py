@@ -1,0 +1,261 @@
+"""Failures through torch: late ranks, disagreement, abort, exceptions, interpreter exit, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_support import ENV, Ranks, joined
+
+import ringleader as rl
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    group = Ranks(3)
+    yield group
+    group.close()
+
+
+def text_of(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:
+        assert isinstance(error, (rl.errors.RingleaderError, ValueError, TypeError)), type(error)
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def late(path: str, how: str) -> tuple[str, float, bool]:
+    with joined(path, seconds=1.0 if how == "group" else 20.0) as (rank, _):
+        dist.all_reduce(torch.ones(1))
+        if rank == 2:
+            time.sleep(2.5)
+            return "", 0.0, True
+        started = time.monotonic()
+        call = {
+            "group": lambda: dist.all_reduce(torch.ones(3)),
+            "barrier": lambda: dist.barrier(timeout=timedelta(seconds=1)),
+            "wait": lambda: dist.all_reduce(torch.ones(3), async_op=True).wait(timedelta(seconds=1)),
+            "future": lambda: dist.all_reduce(torch.ones(3), async_op=True).get_future().wait(),
+        }[how]
+        if how == "future":
+            dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=1))
+        try:
+            call()
+        except RuntimeError as error:  # as torch programs expect
+            right = isinstance(error, rl.errors.CollectiveTimeout) and isinstance(error, dist.DistBackendError)
+            return str(error), time.monotonic() - started, right
+        return "no error", 0.0, False
+
+
+@pytest.mark.parametrize("how", ["group", "barrier", "wait", "future"])
+def test_late_rank_is_named_in_time(ranks: Ranks, how: str) -> None:
+    for text, seconds, right in ranks.run(late, how)[:2]:
+        assert right, text
+        assert 0.9 < seconds < 2.4
+        assert ("still running" if how == "wait" else "rank 2") in text
+
+
+@pytest.mark.parametrize("what", ["shape", "length", "type", "root", "operator", "operation"])
+def test_disagreement_is_an_error_everywhere(ranks: Ranks, what: str) -> None:
+    texts = ranks.run(disagree, what)
+    for text in texts:
+        assert text.startswith("MismatchError") and "rank 1" in text, texts
+
+
+def disagree(path: str, what: str) -> str:
+    with joined(path, seconds=10.0) as (rank, _):
+        odd = rank == 1
+        calls: dict[str, Any] = {
+            "shape": lambda: dist.all_reduce(torch.ones((3, 2) if odd else (2, 3))),
+            "length": lambda: dist.all_reduce(torch.ones(2 if odd else 1)),
+            "type": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float16 if odd else torch.bfloat16)),
+            "root": lambda: dist.reduce(torch.ones(4), 1 if odd else 0),
+            "operator": lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
+            "operation": lambda: dist.broadcast(torch.ones(4), 0) if odd else dist.all_reduce(torch.ones(4)),
+        }
+        return text_of(calls[what])
+
+
+def wrong_arguments(path: str) -> list[str]:
+    with joined(path) as (_, n):
+        group = dist.distributed_c10d._get_default_group()
+        texts = [
+            text_of(lambda: dist.all_reduce(torch.ones(3, dtype=torch.float8_e5m2))),
+            text_of(lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)),
+            text_of(lambda: dist.all_gather([torch.ones(3)], torch.ones(3))),
+            text_of(lambda: dist.all_gather_into_tensor(torch.ones(5), torch.ones(3))),
+            text_of(lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(10))),
+            text_of(lambda: dist.all_to_all_single(torch.ones(3), torch.ones(n), [1, 1], [1] * n)),
+            text_of(lambda: group.allreduce([torch.ones(1), torch.ones(1)])),
+            text_of(lambda: dist.all_reduce(torch.ones(1).expand(4))),
+            text_of(lambda: dist.all_reduce(torch.eye(3).to_sparse_csr())),
+        ]
+        x = torch.ones(2)
+        dist.all_reduce(x)  # nothing was sent, the group is unharmed
+        assert x.tolist() == [n, n]
+        return texts
+
+
+def test_wrong_arguments_are_refused_at_once(ranks: Ranks) -> None:
+    for texts in ranks.run(wrong_arguments):
+        for text, words in zip(
+            texts,
+            [
+                "float8_e5m2",
+                "avg is not offered for bool",
+                "has 1 tensors; expected 3",
+                "expected 9",
+                "3 equal blocks",
+                "split_sizes",
+                "expected one",
+                "repeats elements",
+                "sparse",
+            ],
+            strict=True,
+        ):
+            assert words in text, text
+
+
+def abort_and_go_on(path: str) -> tuple[str, float, list[float], float]:
+    with joined(path, seconds=30.0) as (rank, _):
+        dist.all_reduce(torch.ones(1))
+        group = dist.distributed_c10d._get_default_group()
+        started = time.monotonic()
+        if rank == 0:
+            threading.Timer(0.5, group.abort).start()
+        elif rank == 2:
+            time.sleep(1.0)
+        text = text_of(lambda: dist.all_reduce(torch.ones(3)))
+        assert "AbortedError" in text_of(lambda: dist.all_reduce(torch.ones(3)))
+        assert dist.all_reduce(torch.ones(3), async_op=True).exception() is not None
+        elapsed = time.monotonic() - started
+    with joined(path + "-again") as (rank, _):
+        x = torch.full((2,), float(rank))
+        dist.all_reduce(x)
+        if rank == 0:
+            works = [dist.all_reduce(torch.ones(100), async_op=True) for _ in range(5)]
+            works[0].get_future()
+        started = time.monotonic()
+    return text, elapsed, x.tolist(), time.monotonic() - started
+
+
+def test_abort_then_a_new_group_and_destroy_in_flight(ranks: Ranks) -> None:
+    for text, elapsed, values, closing in ranks.run(abort_and_go_on):
+        assert "AbortedError" in text and "rank 0 called abort()" in text
+        assert elapsed < 2.0 and values == [3.0, 3.0] and closing < 3.0
+
+
+def many_groups(path: str) -> tuple[int, int]:
+    with joined(path) as (rank, _):
+        counts = []
+        for i in range(40):
+            group = dist.new_group([0, 1])
+            if rank < 2:
+                x = torch.ones(1)
+                dist.all_reduce(x, group=group)
+                assert x.item() == 2.0
+                dist.destroy_process_group(group)
+            if i in (5, 39):
+                counts.append(len(os.listdir("/proc/self/fd")))
+        return counts[0], counts[1]
+
+
+def test_groups_come_and_go(ranks: Ranks) -> None:
+    for before, after in ranks.run(many_groups):
+        assert after - before <= 5
+
+
+def dropped_works(path: str) -> tuple[int, list[float]]:
+    """Nobody waits: results are right after the next barrier, and no works or tensors are left over."""
+    with joined(path) as (rank, _):
+        group = dist.distributed_c10d._get_default_group()
+        x = torch.full((8,), float(rank))
+        for _ in range(300):
+            y = torch.full((3, 2), float(rank)).T
+            dist.all_reduce(y, async_op=True)
+            del y
+        dist.all_reduce(x, async_op=True)
+        dist.barrier()
+        dist.barrier(async_op=True).wait()
+        return len(group._holder._live), x.tolist()
+
+
+def test_works_that_nobody_waits_for(ranks: Ranks) -> None:
+    for left, values in ranks.run(dropped_works):
+        assert left < 80 and values == [3.0] * 8
+
+
+def exits(name: str, folder: Path, rounds: int) -> list[list[tuple[int, float]]]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("RINGLEADER_")} | ENV
+    script = subprocess.run(
+        [sys.executable, str(HERE / "torch_exits.py"), name, str(folder / "stderr"), str(rounds)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert script.returncode == 0, script.stderr
+    return json.loads(script.stdout.splitlines()[-1])
+
+
+def test_exit_without_destroy_does_not_hang(tmp_path: Path) -> None:
+    for ends in exits("pending", tmp_path, 10):
+        assert all(code == 0 and seconds < 10 for code, seconds in ends), ends
+
+
+def test_exception_ends_all_ranks(tmp_path: Path) -> None:
+    ((zero, one),) = exits("raises", tmp_path, 1)
+    assert one[0] == 1 and zero[0] == 1 and one[1] < 8 and zero[1] - one[1] < 5
+    assert "rank 1 has had enough" in (tmp_path / "stderr-1").read_text()
+    assert "rank 1" in (tmp_path / "stderr-0").read_text()
+
+
+def test_ctrl_c_ends_waits(tmp_path: Path) -> None:
+    (ends,) = exits("interrupted", tmp_path, 1)
+    assert all(seconds < 4 for _, seconds in ends), ends
+    assert any("KeyboardInterrupt" in (tmp_path / f"stderr-{rank}").read_text() for rank in range(2))
+
+
+TORCHRUN = """
+import torch, torch.distributed as dist
+dist.init_process_group("ringleader")
+x = torch.full((4,), float(dist.get_rank() + 1))
+dist.all_reduce(x)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+model(x).sum().backward()
+print(f"sum {x.tolist()} {type(dist.group.WORLD).__name__}", flush=True)
+dist.destroy_process_group()
+dist.init_process_group("ringleader")  # once more over the same store
+dist.all_reduce(x)
+print(f"again {x.tolist()}", flush=True)
+"""
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import ringleader.torch\n" + TORCHRUN)
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
+        env={k: v for k, v in os.environ.items() if not k.startswith("RINGLEADER_")} | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("sum [3.0, 3.0, 3.0, 3.0] ProcessGroupRingleader") == 2
+    assert run.stdout.count("again [6.0, 6.0, 6.0, 6.0]") == 2
