@@ -341,6 +341,44 @@ def check_coalesced(path: str) -> None:
             same(rows[r][1], torch.full((1,), 10.0 * r))
 
 
+def check_short_forms(path: str) -> None:
+    """torch's overloads of the group's methods, with tensors and values in place of lists and options."""
+    with joined(path) as (rank, n):
+        group, limit = dist.distributed_c10d._get_default_group(), timedelta(seconds=15)
+        mine = torch.full((2,), float(rank))
+        x = mine.clone()
+        group.allreduce(x, dist.ReduceOp.MAX, limit).wait()
+        same(x, torch.full((2,), n - 1.0))
+        x = mine.clone()
+        group.broadcast(x, 2).wait()
+        same(x, torch.full((2,), 2.0))
+        x = mine.clone()
+        group.reduce(x, 1, dist.ReduceOp.SUM, limit).wait()
+        same(x, torch.full((2,), 6.0) if rank == 1 else mine)
+        rows = [torch.empty(2) for _ in range(n)]
+        group.allgather(rows, mine, limit).wait()
+        same(torch.stack(rows), torch.arange(float(n)).view(n, 1).expand(n, 2).contiguous())
+        group.gather(rows if rank == 0 else [], mine, 0).wait()
+        out = torch.empty(2)
+        group.scatter(out, [row + 1 for row in rows] if rank == 3 else [], 3).wait()
+        same(out, mine + 1)
+        group.reduce_scatter(out, rows, dist.ReduceOp.SUM, limit).wait()
+        same(out, mine * n)
+        group.barrier(timeout=limit).wait()
+        work = group.allreduce([mine.clone()])
+        assert work.result()[0].tolist() == [6.0, 6.0] and work.is_completed() and work.exception() is None
+        future = group.allreduce([mine.T.clone()]).get_future()
+        doubled = future.then(lambda done: done.value()[0] * 2).then(lambda done: done.value() + 1)
+        same(doubled.wait(), torch.full((2,), 13.0))
+        failed = future.then(lambda done: 1 / 0)
+        try:
+            failed.wait()
+        except ZeroDivisionError:
+            pass
+        else:
+            raise AssertionError("the callback's error was lost")
+
+
 def check_objects(path: str) -> None:
     with joined(path) as (rank, n):
         mine = {"rank": rank, "text": "ä" * rank, "tensor": torch.full((rank,), 1.0)}
@@ -461,6 +499,7 @@ def check_barrier_and_names(path: str) -> float:
         check_all_to_all,
         check_messages,
         check_coalesced,
+        check_short_forms,
         check_objects,
         check_functional,
         check_sparse,

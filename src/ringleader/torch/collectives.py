@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d
 
 from ringleader import _core, errors
 from ringleader.runtime import calls
@@ -40,7 +41,7 @@ _OPS: dict[int, ReduceOp] = {
 }
 
 
-_PREMUL_SUM = hash(dist._make_nccl_premul_sum(1.0))
+_PREMUL_SUM = hash(c10d._make_nccl_premul_sum(1.0))
 
 
 def reduce_op(op: Any) -> ReduceOp:
@@ -97,7 +98,7 @@ class Collectives(Exchanges):
         if isinstance(tensors, Tensor):
             tensors = [tensors]
         if opts is None or not hasattr(opts, "reduceOp"):
-            opts = _options(dist.AllreduceOptions(), timeout, reduceOp=opts)
+            opts = _options(c10d.AllreduceOptions(), timeout, reduceOp=opts)
         x = single(tensors, "allreduce's list")
         return self._all_reduce(x, _op_of(opts), opts, tensors)
 
@@ -129,7 +130,7 @@ class Collectives(Exchanges):
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduce a tensor to the root; the other ranks' tensors stay as they are."""
         if isinstance(tensors, Tensor):
-            tensors, opts = [tensors], _options(dist.ReduceOptions(), timeout, rootRank=opts, reduceOp=op)
+            tensors, opts = [tensors], _options(c10d.ReduceOptions(), timeout, rootRank=opts, reduceOp=op)
         x, operator, root = single(tensors, "reduce's list"), _op_of(opts), opts.rootRank
         channel = self._channel()
         key = ("reduce", operator, root, x.dtype, x.shape)
@@ -167,7 +168,7 @@ class Collectives(Exchanges):
         """Reduce a list of tensors, of which rank r gets the r-th. The tensors may differ in size."""
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
-            opts = _options(dist.ReduceScatterOptions(), timeout, reduceOp=opts)
+            opts = _options(c10d.ReduceScatterOptions(), timeout, reduceOp=opts)
         output, blocks = single(outputs, "reduce_scatter's output list"), single(inputs, "reduce_scatter's input list")
         self._check_length(blocks, "reduce_scatter's input list")
         if equal_sizes(blocks):
@@ -194,7 +195,7 @@ class Collectives(Exchanges):
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Copy the root's tensor into all others."""
         if isinstance(tensors, Tensor):
-            tensors, opts = [tensors], _options(dist.BroadcastOptions(), timeout, rootRank=opts)
+            tensors, opts = [tensors], _options(c10d.BroadcastOptions(), timeout, rootRank=opts)
         x, root = single(tensors, "broadcast's list"), opts.rootRank
         channel = self._channel()
         key = ("broadcast", root, x.dtype, x.shape)
@@ -231,7 +232,7 @@ class Collectives(Exchanges):
         """Gather every rank's tensor into a list. The tensors may differ in size, if all ranks' lists say so."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
-            opts = _options(dist.AllgatherOptions(), timeout)
+            opts = _options(c10d.AllgatherOptions(), timeout)
         return self._all_gather(single(outputs, "allgather's output list"), single(inputs, "allgather's inputs"), opts)
 
     def _all_gather(self, outputs: list[Tensor], x: Tensor, opts: Any) -> Any:
@@ -252,7 +253,7 @@ class Collectives(Exchanges):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Gather every rank's tensor in the root's list."""
         if isinstance(inputs, Tensor):
-            outputs, inputs, opts = [outputs], [inputs], _options(dist.GatherOptions(), timeout, rootRank=opts)
+            outputs, inputs, opts = [outputs], [inputs], _options(c10d.GatherOptions(), timeout, rootRank=opts)
         x, root, comm = single(inputs, "gather's inputs"), opts.rootRank, self._channel().comm
         if comm.rank != root:
             return self._run_call(calls.gather(comm, x, root, None, None), opts, [])
@@ -269,7 +270,7 @@ class Collectives(Exchanges):
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Give rank r the r-th tensor of the root's list."""
         if isinstance(outputs, Tensor):
-            outputs, inputs, opts = [outputs], [inputs], _options(dist.ScatterOptions(), timeout, rootRank=opts)
+            outputs, inputs, opts = [outputs], [inputs], _options(c10d.ScatterOptions(), timeout, rootRank=opts)
         output, root, comm = single(outputs, "scatter's output list"), opts.rootRank, self._channel().comm
         block = None
         if comm.rank == root:
@@ -321,7 +322,7 @@ class Collectives(Exchanges):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Wait for all ranks."""
         if opts is None:
-            opts = _options(dist.BarrierOptions(), timeout)
+            opts = _options(c10d.BarrierOptions(), timeout)
         channel = self._channel()
         if channel.barrier is None:
             channel.barrier = calls.barrier(channel.comm, None)

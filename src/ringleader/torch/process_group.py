@@ -33,7 +33,7 @@ from ringleader.torch.work import CompositeWork, Holder, RingleaderWork
 __all__ = ["ProcessGroupRingleader", "create"]
 
 
-class ProcessGroupRingleader(Collectives, dist.ProcessGroup):
+class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives Ringleader runs. Made by `torch.distributed`, see `create`.
 
     Parameters
@@ -62,7 +62,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):
         ranks: list[int],
         settings: Mapping[str, object],
     ) -> None:
-        dist.ProcessGroup.__init__(self, rank, size)
+        dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._store = rank, size, store
         self._group_name, self._group_desc = name, ""
         self._timeout = timeout.total_seconds()
@@ -153,7 +153,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: torch.device) -> ProcessGroupRingleader:
+    def _get_backend(self, device: torch.device) -> ProcessGroupRingleader:  # type: ignore[override]
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"the backend {NAME!r} moves CPU tensors, there is none for {device}")
         return self

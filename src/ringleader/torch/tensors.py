@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
 from ringleader import errors
 
 __all__ = ["as_block", "direct", "equal_sizes", "pack", "single", "unpack_into"]
+
+T = TypeVar("T")
 
 _STRIDED = torch.strided
 
@@ -24,16 +27,16 @@ def direct(x: torch.Tensor) -> bool:
     )
 
 
-def single(tensors: Sequence[torch.Tensor], what: str) -> torch.Tensor:
-    """The one tensor of a list: a process of this backend has one device.
+def single(tensors: Sequence[T], what: str) -> T:
+    """The one item of a list with an item per device: a process of this backend has one device.
 
     Raises
     ------
     InvalidArgument
-        Another number of tensors.
+        Another number of items.
     """
     if len(tensors) != 1:
-        raise errors.InvalidArgument(f"{what} has {len(tensors)} tensors; expected one")
+        raise errors.InvalidArgument(f"{what} has {len(tensors)} items; expected one")
     return tensors[0]
 
 

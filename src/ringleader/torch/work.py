@@ -28,7 +28,7 @@ def seconds_of(limit: timedelta | None) -> float:
     return max(0.0, limit.total_seconds()) if limit else 0.0
 
 
-class RingleaderWork(dist._Work):  # type: ignore[misc]
+class RingleaderWork(dist.Work):
     """One operation of a process group.
 
     Parameters
