@@ -10,7 +10,7 @@ from typing import Any
 
 import ringleader as rl
 
-# Read where tests are collected: while they run, the environment holds no RINGLEADER_ variables (see tests/conftest.py).
+# Read when tests are collected: while they run, the environment has no RINGLEADER_ variables (tests/conftest.py).
 LONG = os.environ.get("RINGLEADER_LONG_TESTS") == "1"
 
 _world: rl.Communicator | None = None
@@ -29,7 +29,7 @@ def world(timeout: float = 30) -> rl.Communicator:
 def part(ranks: Sequence[int]) -> rl.Communicator | None:
     """The group of these ranks, kept; None for others."""
     comm, key = world(), tuple(ranks)
-    if key not in _parts or comm.rank in key and _parts[key].state != "live":  # type: ignore[union-attr]
+    if key not in _parts or (comm.rank in key and _parts[key].state != "live"):  # type: ignore[union-attr]
         _parts[key] = comm.subgroup(ranks)
     return _parts[key]
 

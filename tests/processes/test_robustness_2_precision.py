@@ -17,8 +17,8 @@ import ringleader as rl
 N = 8
 ml_dtypes = pytest.importorskip("ml_dtypes")
 BF16 = np.dtype(ml_dtypes.bfloat16)
-# These combine all contributions to an element at one place: in float32, rounded once. Over a network the others combine
-# message by message, and round each time.
+# These combine all contributions to an element at one place: in float32, rounded once. Over a network the others
+# combine message by message, and round each time.
 ONE_FOLD: dict[str, dict[str, tuple[str | None, ...]]] = {
     "shm": {
         "all_reduce": ("one_shot", "two_shot", "allgather_reduce", "linear"),

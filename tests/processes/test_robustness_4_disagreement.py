@@ -1,4 +1,4 @@
-"""Four ranks of which one disagrees: all four get an error, soon, and it shows what differs (two: test_disagreement.py)."""
+"""Four ranks of which one disagrees: all get an error that shows what differs (two ranks: test_disagreement.py)."""
 
 from __future__ import annotations
 
