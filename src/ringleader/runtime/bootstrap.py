@@ -106,6 +106,7 @@ def connect_group(
     timeout: float,
     native_comm_factory: Callable[[int], _core.Communicator],
     route_to: str | None = None,
+    watch: Callable[[], None] | None = None,
 ) -> Connected:
     """Form a group of `size` ranks; every member calls it with the same `group_id`.
 
@@ -123,6 +124,8 @@ def connect_group(
         Called once with the number of ranks on this rank's node; makes the unconnected native communicator.
     route_to
         Name or address of the master host: the interface that routes to it is used.
+    watch
+        Called now and then while waiting; raises if a member is known to be dead.
 
     Raises
     ------
@@ -131,7 +134,7 @@ def connect_group(
     RendezvousError, InvalidArgument, OutOfMemory
         On all ranks if one of them cannot take part; the message tells why.
     """
-    meeting = Meeting(store, group_id, rank, size, timeout)
+    meeting = Meeting(store, group_id, rank, size, timeout, watch)
     with contextlib.ExitStack() as undo:
         try:
             connected = _form(meeting, secret, config, native_comm_factory, route_to, undo)

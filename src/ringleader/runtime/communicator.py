@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -253,7 +253,15 @@ class Communicator(PersistentCollectives, Messages):
 
     def _derive(self, name: str, members: list[int], timeout: float | None) -> Communicator:
         rank, limit = members.index(self.rank), seconds(timeout) or self.timeout
-        return Communicator(self._job, connect(self._job, name, rank, len(members), limit, self.timeout), name)
+
+        def watch() -> None:  # who is dead will not come: no need to wait out the limit
+            lost = [member for member in self._core.lost_ranks if member in members]
+            if lost:
+                gone = describe_loss(lost, self._names)
+                raise errors.PeerLost(f"cannot form group {name!r}: {gone} died", lost)
+
+        group = connect(self._job, name, rank, len(members), limit, self.timeout, watch)
+        return Communicator(self._job, group, name)
 
     def shrink(self, *, timeout: float = 30.0) -> Communicator:
         """After a failure: a working communicator of the ranks that are left, in their old order. All survivors must
@@ -317,7 +325,15 @@ class Communicator(PersistentCollectives, Messages):
         return f"<Communicator {self.name}: rank {self.rank} of {self.size}, {self.state}>"
 
 
-def connect(job: Job, name: str, rank: int, size: int, timeout: float, operation_timeout: float) -> Connected:
+def connect(
+    job: Job,
+    name: str,
+    rank: int,
+    size: int,
+    timeout: float,
+    operation_timeout: float,
+    watch: Callable[[], None] | None = None,
+) -> Connected:
     """Form a group of `size` ranks, of which this process is `rank`.
 
     Parameters
@@ -326,6 +342,8 @@ def connect(job: Job, name: str, rank: int, size: int, timeout: float, operation
         Equal on all members, never used before in this job.
     timeout, operation_timeout
         Seconds for forming the group, and for each of its operations by default.
+    watch
+        Called now and then while waiting; raises if a member is known to be dead.
     """
     config = job.config
 
@@ -353,6 +371,7 @@ def connect(job: Job, name: str, rank: int, size: int, timeout: float, operation
         timeout=timeout,
         native_comm_factory=make,
         route_to=job.route_to,
+        watch=watch,
     )
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringleader.errors import CollectiveTimeout, RendezvousError, RingleaderError
+from ringleader.errors import CollectiveTimeout, PeerLost, RendezvousError, RingleaderError
 from ringleader.runtime.store import Store, backoff, wait_for_ranks
 
 __all__ = ["Meeting", "Reported"]
@@ -24,10 +24,19 @@ _LATE_REPORT_LIMIT = 0.5
 
 
 class Meeting:
-    """The rounds of one group through the store, under one deadline."""
+    """The rounds of one group through the store, under one deadline. `watch` raises if a member is known to be dead."""
 
-    def __init__(self, store: Store, group: str, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        group: str,
+        rank: int,
+        size: int,
+        timeout: float,
+        watch: Callable[[], None] | None = None,
+    ) -> None:
         self.store, self.group, self.rank, self.size, self.timeout = store, group, rank, size, timeout
+        self._watch = watch
         self.deadline = time.monotonic() + timeout
         self._previous: str | None = None
 
@@ -99,6 +108,8 @@ class Meeting:
         try:
             report = json.loads(self.store.get(self._key("failed"), 0))
         except CollectiveTimeout:
+            if self._watch is not None:
+                self._watch()
             return
         self.store.add(self._key("told"), 1)
         kind = CollectiveTimeout if report["timeout"] else RendezvousError
@@ -121,7 +132,8 @@ class Meeting:
     def _wait_until_told(self, error: Exception) -> None:
         """Rank 0 may serve the store: give those who are there, or about to come, a moment to read the report."""
         late = isinstance(error, CollectiveTimeout)
-        expected = self.size - (len(getattr(error, "ranks", ())) if late else 0)
+        absent = isinstance(error, (CollectiveTimeout, PeerLost))  # the ranks it names will not read it
+        expected = self.size - (len(getattr(error, "ranks", ())) if absent else 0)
         for _ in backoff(time.monotonic() + (_LATE_REPORT_LIMIT if late else _REPORT_LIMIT)):
             if self.store.add(self._key("told"), 0) >= expected:
                 return
