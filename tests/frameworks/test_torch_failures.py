@@ -40,10 +40,10 @@ def text_of(call: Any) -> str:
 
 
 def late(path: str, how: str) -> tuple[str, float, bool]:
-    with joined(path, seconds=1.0 if how == "group" else 20.0) as (rank, _):
+    with joined(path, seconds=3.0 if how == "group" else 20.0) as (rank, _):
         dist.all_reduce(torch.ones(1))
         if rank == 2:
-            time.sleep(2.5)
+            time.sleep(5.5 if how == "group" else 2.5)
             return "", 0.0, True
         started = time.monotonic()
         call = {
@@ -64,9 +64,10 @@ def late(path: str, how: str) -> tuple[str, float, bool]:
 
 @pytest.mark.parametrize("how", ["group", "barrier", "wait", "future"])
 def test_late_rank_is_named_in_time(ranks: Ranks, how: str) -> None:
+    limit = 3.0 if how == "group" else 1.0
     for text, seconds, right in ranks.run(late, how)[:2]:
         assert right, text
-        assert 0.9 < seconds < 2.4
+        assert limit - 0.1 < seconds < limit + 1.5
         assert ("still running" if how == "wait" else "rank 2") in text
 
 
@@ -74,7 +75,8 @@ def test_late_rank_is_named_in_time(ranks: Ranks, how: str) -> None:
 def test_disagreement_is_an_error_everywhere(ranks: Ranks, what: str) -> None:
     texts = ranks.run(disagree, what)
     for text in texts:
-        assert text.startswith("MismatchError") and "rank 1" in text, texts
+        assert text.startswith(("MismatchError", "AbortedError")), texts
+        assert "ranks disagree about the operation" in text and "rank 1" in text, texts
 
 
 def disagree(path: str, what: str) -> str:
@@ -88,7 +90,9 @@ def disagree(path: str, what: str) -> str:
             "operator": lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
             "operation": lambda: dist.broadcast(torch.ones(4), 0) if odd else dist.all_reduce(torch.ones(4)),
         }
-        return text_of(calls[what])
+        first = text_of(calls[what])
+        # A rank that only gives may be done before anybody sees the difference; the next operation tells it.
+        return first if first != "no error" else text_of(dist.barrier)
 
 
 def wrong_arguments(path: str) -> list[str]:
