@@ -73,7 +73,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         members = f" of global ranks {ranks}" if ranks and ranks != list(range(size)) else ""
         self._title = f"process group {name}{members}"
         try:
-            self._main = self._form("main")
+            self._main = self._form(self._title)
         except BaseException:
             self._job.close()
             raise
@@ -86,7 +86,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
 
     def _form(self, name: str) -> Channel:
         group = connect(self._job, name, self._rank, self._size, self._timeout, self._timeout)
-        return Channel(Communicator(self._job, group, self._title))
+        return Channel(Communicator(self._job, group, name))
 
     def _channel(self) -> Channel:
         """The communicator for the calling thread: callbacks of futures have their own, see `futures`."""
@@ -97,7 +97,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         if side is None:
             with self._sides_lock:
                 if (side := self._sides.get(owner)) is None:
-                    side = self._sides[owner] = self._form(f"callbacks of {owner}")
+                    side = self._sides[owner] = self._form(f"{self._title}, callbacks of {owner}")
         return side
 
     def _channels(self) -> list[Channel]:
