@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -30,10 +31,10 @@ from ringleader.cli.words import format_size, parse_size
 from ringleader.errors import RingleaderError
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = "8,64,1K,8K,64K,256K,1M,4M,16M,64M,256M"
+SIZES = "8,1K,8K,64K,256K,1M,4M,16M,64M,256M"
 REQUEST_LIMIT = 60.0  # seconds
 IDEAL = System("limits", "", "shm", ("ideal",))
-LARGEST = 1024 * MIB  # of one contestant's buffers, all ranks together
+LARGEST = 512 * MIB  # of one contestant's buffers, all ranks together
 
 COLUMNS = (
     "ranks", "transport", "dtype", "variant", "nbytes", "system", "contestant", "element_type",
@@ -248,6 +249,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and write."""
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends all systems on the way out
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / "peers.csv"
     with path.open("w", newline="") as file:

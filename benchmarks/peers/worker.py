@@ -49,6 +49,9 @@ class Library:
         """What the library says of its latest call."""
         return ""
 
+    def release(self) -> None:
+        """Forget what refers to buffers."""
+
     def close(self) -> None:
         """Leave."""
 
@@ -112,6 +115,9 @@ class Own(Library):
         it = self._comm.last_choice if made is None else made.choice
         return f"{it.algorithm} ({it.protocol}, {it.windows} windows)"
 
+    def release(self) -> None:
+        self._operations.clear()
+
     def close(self) -> None:
         self._session.close()
 
@@ -122,16 +128,20 @@ class Worker:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._ready: dict[str, Ready] = {}
+        self._memory: dict[bool, tuple[Buffers, NDArray[Any]]] = {}  # registered or not: shared by contestants
 
     def prepare(self, contestant: str, nbytes: int, dtype: str) -> dict[str, Any]:
         """Make the buffers, run once, and count wrong elements."""
         library, kind = self._library, kind_of(dtype)
         count = elements(Collective.ALL_REDUCE, nbytes, kind.storage.itemsize, library.size)
-        buffers = Buffers.make(kind, count, contestant in ("registered", "persistent"))
+        registered = contestant in ("registered", "persistent")
+        if registered not in self._memory:
+            source = next((source for _, source in self._memory.values()), np.empty(count, kind.storage))
+            self._memory[registered] = Buffers.make(kind, count, registered), source
+        buffers, source = self._memory[registered]
         given = operands(Collective.ALL_REDUCE, True, buffers, count, library.rank, library.size, 0)
         assert given.x is not None
         patterns = Patterns(kind, "sum", library.size)
-        source = np.empty(count, kind.storage)
         patterns.fill(source, given.inputs)
         np.copyto(given.x, source)
         call = library.caller(contestant, buffers, given)
@@ -167,6 +177,8 @@ class Worker:
     def release(self) -> dict[str, Any]:
         """Drop all buffers."""
         self._ready.clear()
+        self._memory.clear()
+        self._library.release()
         return {}
 
 
