@@ -14,6 +14,7 @@ INSTALLED := $(VENV)/.installed
 help:
 	@echo 'make test         set up .venv, build, run all tests of the Python package'
 	@echo 'make demo         train a small GPT on real text over Ringleader and over Gloo'
+	@echo 'make bench-peers  measure against Open MPI, MPICH, Intel MPI, which it installs below build/peers'
 	@echo 'make bench        measure against Gloo; rewrites the tables and plots in the documentation'
 	@echo 'make verify-all   prove every algorithm for up to 256 ranks'
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
@@ -45,13 +46,16 @@ setup: $(INSTALLED) dev
 
 # ---------------------------------------------------------------- use
 
-.PHONY: demo bench
+.PHONY: demo bench bench-peers
 demo: setup
 	$(BIN)/python examples/train_text.py
 
 bench: setup
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/verify_speed.py
+
+bench-peers: setup
+	PYTHONPATH=benchmarks $(BIN)/python -m peers $(PEERS_ARGS)
 
 # ---------------------------------------------------------------- checks
 
