@@ -61,7 +61,9 @@ def _name_native_errors() -> None:
     """Tell the native core which class stands for each kind of failure."""
     try:
         _core = importlib.import_module("ringleader._core")
-    except ModuleNotFoundError:  # a source tree that is not built yet: schedules can be written and drawn, not run
+    except ImportError:
+        # Not built yet, or built for another Python: schedules can be written and drawn; whoever needs the core gets this error
+        # from its own import. It must not break `import torch`, which looks at this package for its backend.
         return
     _core.set_error_types(
         {
