@@ -62,8 +62,8 @@ def _name_native_errors() -> None:
     try:
         _core = importlib.import_module("ringleader._core")
     except ImportError:
-        # Not built yet, or built for another Python: schedules can be written and drawn; whoever needs the core gets this error
-        # from its own import. It must not break `import torch`, which looks at this package for its backend.
+        # Not built yet, or built for another Python: schedules can be written and drawn; whoever needs the core gets
+        # this error from its own import. It must not break `import torch`, which looks here for its backend.
         return
     _core.set_error_types(
         {

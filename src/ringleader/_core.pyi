@@ -15,7 +15,7 @@ def set_error_types(types: dict[str, type[BaseException]]) -> None:
     """
 
 def build_info() -> dict[str, str]:
-    """Keys: version, compiler, build_type, isa (chosen at run time), isa_available (what this machine can run, best first)."""
+    """Keys: version, compiler, build_type, isa (chosen at run time), isa_available (what can run here, best first)."""
 
 # ---------------------------------------------------------------- schedules (bind/bind_schedule.cpp)
 
@@ -51,7 +51,7 @@ def lower(
     nodes: list[int],
     push: bool,
 ) -> Lowered:
-    """`table` has dtype ringleader.schedule.TRANSFER_DTYPE (29 bytes, packed). Raises errors.invalid naming the transfer."""
+    """`table` has dtype ringleader.schedule.TRANSFER_DTYPE (29 bytes, packed). Errors (invalid) name the transfer."""
 
 # ---------------------------------------------------------------- reduction kernels (bind/bind_reduce.cpp)
 
@@ -66,8 +66,8 @@ def reduce_into(
     factor: float = 1.0,
     raw: list[bool] | None = None,
 ) -> None:
-    """dst = fold(srcs), left to right. `final_n` > 0 with AVG divides by it; PREMUL_SUM multiplies the sources marked `raw`
-    (None = all). For tests and the reference executor."""
+    """dst = fold(srcs), left to right. `final_n` > 0 with AVG divides by it; PREMUL_SUM multiplies the sources marked
+    `raw` (None = all). For tests and the reference executor."""
 
 def kernel_isa() -> str:
     """'avx512', 'avx2', 'neon' or 'baseline': chosen at run time, lowered by RINGLEADER_ISA."""
@@ -75,7 +75,7 @@ def kernel_isa() -> str:
 # ---------------------------------------------------------------- memory (bind/bind_memory.cpp)
 
 def arena_info() -> tuple[int, int, bytes]:
-    """(file descriptor of this process's memfd arena, its size in bytes, its 16-byte identity). Created on first use."""
+    """(file descriptor of this process's memfd arena, its bytes, its 16-byte identity). Created on first use."""
 
 def arena_alloc(nbytes: int, align: int = 64) -> int:
     """Address of `nbytes` reserved bytes in the arena (pages are reserved at once: never a bus error later).
@@ -111,7 +111,8 @@ class Communicator:
     """One rank's end of a group. Construct on every rank, exchange `control_offset()`, then `connect`."""
 
     def __init__(self, rank: int, size: int, timeout: float, options: dict[str, int]) -> None:
-        """options: slot_bytes (staging slot, two per rank), spin_us, yield_us, usable_cores, local_ranks, p2p_ring_bytes."""
+        """options: slot_bytes (staging slot, two per rank), spin_us, yield_us, usable_cores, local_ranks,
+        p2p_ring_bytes."""
     def control_offset(self) -> int:
         """Offset of this rank's control block in its arena; peers need it in `connect`."""
     def connect(

@@ -1,7 +1,7 @@
 """The one exception tree.
 
-Every error of Ringleader derives from `RingleaderError`; each also derives from the built-in class that a caller
-would expect (`ValueError`, `TimeoutError`, `ConnectionError`, ...). `ranks` names the ranks that caused it, where known.
+Every error of Ringleader derives from `RingleaderError`; each also derives from the built-in class that a caller would
+expect (`ValueError`, `TimeoutError`, `ConnectionError`, ...). `ranks` names the ranks that caused it, where known.
 """
 
 from __future__ import annotations
