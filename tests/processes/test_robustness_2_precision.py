@@ -44,8 +44,8 @@ def _sixteen_bits(algorithms: dict[str, tuple[str | None, ...]]) -> list[str]:
     n, rank = comm.size, comm.rank
     # At `large`, numbers of the type are 2 apart: one that is rounded after each of seven additions of 1 stays there.
     for dtype, large, exact in ((BF16, 256, 264), (np.dtype("f2"), 2048, 2056)):
-        for where in (0, 3, n - 1):
-            for count in (1, 33, 3000, 40_000):
+        for where in (0, n - 2):
+            for count in (1, 3000, 40_000):
                 mine = np.full(count, large if rank == where else 1, dtype)
                 for collective, names in algorithms.items():
                     x = np.tile(mine, n) if collective == "reduce_scatter" else mine.copy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import random
@@ -10,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -115,31 +113,22 @@ def _killed_at_random(delay: float) -> None:
         group.close()
 
 
-def _temporary_files() -> set[Path]:
-    places = {Path("/dev/shm"), Path(tempfile.gettempdir()), Path("/tmp"), Path(f"/run/user/{os.getuid()}")}
-    found = set()
-    for place in places:
-        with contextlib.suppress(OSError):
-            found |= {path for path in place.iterdir() if "ringleader" in path.name or place.name == "shm"}
-    return found
+def _own_places(tmp_path: Path) -> dict[str, str]:
+    """A directory of the test's own for everything temporary: other programs write to the usual places."""
+    return {"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
 
 
-def _unix_names() -> set[str]:
-    return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "ringleader" in line}
-
-
-def test_nothing_is_left_after_all_ranks_were_killed_at_random() -> None:
-    files, names = _temporary_files(), _unix_names()
+def test_nothing_is_left_after_all_ranks_were_killed_at_random(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
     rng = random.Random(3)
     for turn in range(50 if LONG else 4):
-        with rl.WorkerGroup(3, transport=("shm", "tcp")[turn % 2]) as group:
+        with rl.WorkerGroup(3, transport=("shm", "tcp")[turn % 2], env=_own_places(tmp_path)) as group:
             outcomes = group.outcomes(_killed_at_random, rng.uniform(0, 0.5), timeout=60, grace=30)
         assert all(outcome.failed for outcome in outcomes)
-    assert _temporary_files() <= files
-    assert _unix_names() <= names
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_job_of_the_name_of_a_killed_one_starts() -> None:
+def test_a_new_job_of_the_name_of_a_killed_one_starts(tmp_path: Path) -> None:
     """Launched without a store (as by mpirun), ranks meet through files: those of a killed job must not disturb."""
     script = """
         import os, sys, signal
@@ -151,14 +140,14 @@ def test_a_new_job_of_the_name_of_a_killed_one_starts() -> None:
             comm.barrier()
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    files = _temporary_files()
+    tmp_path.chmod(0o700)
     job = f"robust-{os.getpid()}"
     for turn in ("die", "die", "live"):
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", textwrap.dedent(script), turn],
                 env={
-                    **os.environ, "OMPI_COMM_WORLD_RANK": str(r), "OMPI_COMM_WORLD_SIZE": "2",
+                    **os.environ, **_own_places(tmp_path), "OMPI_COMM_WORLD_RANK": str(r), "OMPI_COMM_WORLD_SIZE": "2",
                     "OMPI_COMM_WORLD_LOCAL_RANK": str(r), "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": job,
                 },
                 stdout=subprocess.PIPE,
@@ -174,7 +163,9 @@ def test_a_new_job_of_the_name_of_a_killed_one_starts() -> None:
         finally:
             for process in ranks:
                 process.kill()
-    assert _temporary_files() <= files
+        if turn == "die":
+            assert list(tmp_path.iterdir()) != []  # they do meet here
+    assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- waiting
