@@ -207,10 +207,14 @@ def run(arguments: argparse.Namespace, write: Callable[[dict[str, Any]], None]) 
             room = Room(place, arguments, limits, write)
             try:
                 room.start(here(place), Path(folder))
-                for point in [point for point in points if point.place == place]:
-                    room.measure(point, end, sum(left.values()))
-                    del left[point]
+                mine = [point for point in points if point.place == place]
+                now = time.monotonic()  # large points of one place must not eat up the time of the next
+                until = now + (end - now) * sum(left[point] for point in mine) / sum(left.values())
+                for at, point in enumerate(mine):
+                    room.measure(point, until, sum(left[later] for later in mine[at:]))
                     conditions.states += [] if room.state is None else [room.state]
+                for point in mine:
+                    del left[point]
             finally:
                 room.close()
     if limits is not None:

@@ -71,18 +71,19 @@ def plan(
     """The points, those of a place together.
 
     Sizes go up to `largest` bytes summed over the ranks. 16-bit floats and rewritten buffers are measured in shared
-    memory, from 64 KiB: 16-bit floats with 2 ranks, rewritten buffers with float32.
+    memory, from 64 KiB to a quarter of that: 16-bit floats with 2 ranks, rewritten buffers with float32.
     """
     points = []
     for place in places:
         fitting = [size for size in sizes if size * place.ranks <= largest]
         shm = place.transport == "shm"
+        middle = [size for size in fitting if size >= 64 * KIB and size * place.ranks <= largest // 4]
         if "float32" in dtypes and "repeated" in variants:
             points += [Plan(place, "float32", False, size) for size in fitting]
         if "float32" in dtypes and "rewritten" in variants and shm:
-            points += [Plan(place, "float32", True, size) for size in fitting if size >= 64 * KIB]
+            points += [Plan(place, "float32", True, size) for size in middle]
         if "16-bit" in dtypes and "repeated" in variants and shm and place.ranks == 2:
-            points += [Plan(place, "16-bit", False, size) for size in fitting if size >= 64 * KIB]
+            points += [Plan(place, "16-bit", False, size) for size in middle]
     return points
 
 
