@@ -41,6 +41,7 @@ void Communicator::connect(ConnectRequest request) {
   std::vector<std::unique_ptr<ByteStream>> streams(n);
   control_.resize(n);
   goodbye_.assign(n, 0);
+  gone_.assign(n, 0);
   presence_.resize(n);
   for (Rank r = 0; r < mesh_.size; ++r) connect_peer(r, request, streams);
   p2p_ = std::make_unique<PointToPoint>(mesh_.rank, std::move(streams), request.names);
@@ -124,10 +125,16 @@ std::string Communicator::abort_reason() const {
   return first_ ? first_->what() : "";
 }
 
-std::vector<Rank> Communicator::lost_ranks() const {
+std::vector<Rank> Communicator::lost_ranks() {
+  hear_control();
   std::vector<Rank> lost;
   for (const Rank r : mesh_.local)
     if (!mesh_.peers[static_cast<std::size_t>(r)].process->alive()) lost.push_back(r);
+  {
+    std::lock_guard lock(control_mutex_);
+    for (std::size_t r = 0; r < gone_.size(); ++r)
+      if (gone_[r]) lost.push_back(static_cast<Rank>(r));
+  }
   std::lock_guard lock(failure_mutex_);
   if (first_ && first_->kind == ErrorKind::peer_lost)
     for (const Rank r : first_->ranks)

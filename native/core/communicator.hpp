@@ -64,7 +64,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Rank size() const { return mesh_.size; }
   State state() const { return state_.load(std::memory_order_acquire); }
   std::string abort_reason() const;
-  std::vector<Rank> lost_ranks() const;
+  std::vector<Rank> lost_ranks();
   double timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(double seconds) { timeout_.store(seconds, std::memory_order_relaxed); }
   Mesh& mesh() { return mesh_; }
@@ -115,6 +115,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void fail(const Error& error);
   void spread(const Error& error);
   void poll_control(const std::string& where);
+  void hear_control();  // the same outside of operations: what is heard is kept, not thrown
   std::shared_ptr<WorkState> pushed_on(std::shared_ptr<WorkState> work);
   void enqueue(Job job);
   bool waiting_jobs();
@@ -136,8 +137,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> closing_{false};
 
   std::vector<std::unique_ptr<ControlConnection>> control_;  // by rank; null for ranks of my node
-  mutable std::mutex control_mutex_;                         // guards control_, goodbye_ and presence_
+  mutable std::mutex control_mutex_;                         // guards control_, goodbye_, gone_ and presence_
   std::vector<char> goodbye_;                                // network peers that said they leave
+  std::vector<char> gone_;                                   // network peers whose control connection ended without goodbye
   std::vector<OpInfo> presence_;                             // the last operation each network peer said it waits in
   std::uint64_t presence_sent_ = 0;                          // sequence of the last one told to them; under busy_
   std::unique_ptr<PointToPoint> p2p_;

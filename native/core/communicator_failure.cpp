@@ -60,8 +60,20 @@ void Communicator::poll_control(const std::string& where) {
         set_abort(mesh_.own->control, event.kind, event.rank, event.reason);
         throw_aborted();
       case ControlConnection::Event::Type::lost:
+        gone_[r] = 1;
         throw Error(ErrorKind::peer_lost, "connection to " + mesh_.peers[r].name + " was lost (" + event.reason + ")" + where,
                     {static_cast<Rank>(r)});
+    }
+  }
+}
+
+void Communicator::hear_control() {
+  for (std::size_t heard = 0; heard <= control_.size(); ++heard) {  // each round ends at one peer's news
+    try {
+      poll_control("");
+      return;
+    } catch (const Error&) {
+      continue;  // kept in gone_ or in the own block's abort record
     }
   }
 }
@@ -150,8 +162,10 @@ void Communicator::throw_aborted() const {
 // the cause.
 Error Communicator::first_cause_of(const Error& error) {
   Error cause = error;
-  if (error.kind == ErrorKind::peer_lost && !control_.empty()) {
-    const auto until = Clock::now() + milliseconds(500);
+  const bool lost = error.kind == ErrorKind::peer_lost;
+  if ((lost || error.kind == ErrorKind::mismatch) && !control_.empty()) {
+    // A disagreement may only show that peers have given the operation up already; then they have said so before.
+    const auto until = Clock::now() + milliseconds(lost ? 500 : 0);
     do {
       try {
         poll_control("");
@@ -231,8 +245,14 @@ Communicator::RankStatus Communicator::status_of(Rank rank) {
   RankStatus status;
   status.name = peer.name;
   if (!peer.shared) {
+    hear_control();
     std::lock_guard lock(control_mutex_);
-    status.alive = static_cast<std::size_t>(rank) < goodbye_.size() && !goodbye_[static_cast<std::size_t>(rank)];
+    const auto r = static_cast<std::size_t>(rank);
+    status.alive = r < goodbye_.size() && !goodbye_[r] && !gone_[r];
+    if (r < presence_.size() && presence_[r].sequence) {
+      status.last = presence_[r].text();
+      status.sequence = presence_[r].sequence;
+    }
     return status;
   }
   const ControlBlock& block = peer.shared->control;

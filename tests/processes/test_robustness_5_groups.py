@@ -279,12 +279,11 @@ def _killed_while_grouping(delay: float, limit: float) -> Any:
 
 @pytest.mark.parametrize("delay", [0.05, 0.13])
 def test_a_rank_killed_while_groups_are_made(four: Workers, delay: float) -> None:
-    limit = 30.0 if four.transport == "shm" else 3.0
+    limit = 30.0
     outcomes = four.outcomes(_killed_while_grouping, delay, limit)
     for rank in (0, 2, 3):
         assert not outcomes[rank].failed, outcomes[rank].error
         (_, text, elapsed), total = outcomes[rank].value
         assert total == [3, 3]
         assert "rank 1" in text, text
-        if four.transport == "shm":
-            assert elapsed < limit / 2  # the dead are not waited for
+        assert elapsed < limit / 2  # the dead are not waited for
