@@ -87,7 +87,6 @@ def arena_contains(ptr: int, nbytes: int) -> bool: ...
 def usable_cores() -> int:
     """Cores this process may use: the smaller of its affinity mask and its cgroup CPU quota, at least 1."""
 
-
 class PeerProcess:
     """Another process of this host: its mapped arena and the socket whose closing tells that it died.
 
