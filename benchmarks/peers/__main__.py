@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from peers import report
 from peers.conditions import Conditions
 from peers.limits import Limits, State, compile_helper
-from peers.points import MIB, Place, Plan, contestants_of, element_type, iterations_of, plan, timing
+from peers.points import MIB, Place, Plan, contestants_of, element_type, iterations_of, least_iterations, plan, timing
 from peers.systems import MPI4PY, SYSTEMS, System, install, launches
 from peers.turns import Contender, Group, PeerError
 from ringleader.cli.words import format_size, parse_size
@@ -141,9 +141,10 @@ class Room:
             def ready(it: Entry, kind: str = kind) -> None:
                 told = it.contender.prepare(it.contestant, point.nbytes, kind)
                 it.wrong, it.choice = told["wrong"], told["choice"]
-                it.iterations, it.warmup = 3, 2 if point.nbytes <= MIB else 1
-                first = float(self._block(it, point).max(axis=0).min())
-                it.blocks, it.iterations = iterations_of(seconds, self._arguments.blocks, first)
+                least = least_iterations(point.nbytes)
+                it.iterations, it.warmup = max(least, 2), max(least // 3, 1)
+                usual = float(np.median(self._block(it, point).max(axis=0)))
+                it.blocks, it.iterations = iterations_of(seconds, self._arguments.blocks, usual, least)
 
             if self._guarded(entry, point, ready):
                 entries.append(entry)
@@ -233,6 +234,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=540.0, help="seconds for all points (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.6, help="at most, for each number (default %(default)s)")
     parser.add_argument("--blocks", type=int, default=7, help="turns at a point (default %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="keep the results of places that are not measured")
     parser.add_argument("--prefixes", type=Path, default=ROOT / "build/peers", help="where peers are installed")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results", help="folder for the results")
     arguments = parser.parse_args()
@@ -256,16 +258,26 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends all systems on the way out
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / "peers.csv"
+    noted = path.with_name("peers.conditions.txt")
+    kept, told_before = [], []
+    if arguments.keep and path.exists():
+        again = {(str(place.ranks), place.transport) for place in arguments.places}
+        with path.open(newline="") as file:
+            kept = [row for row in csv.DictReader(file) if (row["ranks"], row["transport"]) not in again]
+        told_before = noted.read_text().splitlines() if noted.exists() else []
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="")
         writer.writeheader()
+        writer.writerows(kept)
 
         def write(row: dict[str, Any]) -> None:
             writer.writerow(row)
             file.flush()
 
         told = run(arguments, write)
-    (arguments.output / "peers.conditions.txt").write_text("\n".join(told) + "\n")
+    if told_before:
+        told = [*told_before, f"Measured again: {', '.join(map(str, arguments.places))}.", *told[1:]]
+    noted.write_text("\n".join(told) + "\n")
     print(f"\nwrote {path}, {', '.join(map(str, report.write(arguments.output)))}")
 
 

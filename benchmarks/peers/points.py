@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from peers.systems import System
 
-__all__ = ["Place", "Plan", "Timing", "element_type", "iterations_of", "plan", "timing"]
+__all__ = ["Place", "Plan", "Timing", "element_type", "iterations_of", "least_iterations", "plan", "timing"]
 
 KIB, MIB = 1 << 10, 1 << 20
 MOST_ITERATIONS = 2000  # of a block
@@ -92,15 +92,20 @@ def contestants_of(point: Plan, systems: Sequence[System]) -> list[tuple[System,
     return [(system, contestant) for system in systems for contestant in system.contestants]
 
 
-def iterations_of(seconds: float, blocks: int, slowest_us: float) -> tuple[int, int]:
+def least_iterations(nbytes: int) -> int:
+    """Of a block. Fewer would show how ranks get going after they waited for their turn, not how they run."""
+    return 30 if nbytes <= 256 * KIB else 10 if nbytes <= 4 * MIB else 1
+
+
+def iterations_of(seconds: float, blocks: int, slowest_us: float, least: int = 1) -> tuple[int, int]:
     """(blocks, iterations of each) that take about `seconds`; fewer blocks, at least 3, where single calls are long.
 
-    >>> iterations_of(0.7, 7, 100.0), iterations_of(0.7, 7, 100e3), iterations_of(0.1, 7, 1e6)
-    ((7, 1000), (7, 1), (3, 1))
+    >>> iterations_of(0.7, 7, 100.0), iterations_of(0.7, 7, 100e3), iterations_of(0.1, 7, 1e6, least=10)
+    ((7, 1000), (7, 1), (3, 10))
     """
     calls = max(round(seconds * 1e6 / max(slowest_us, 0.01)), 1)
     blocks = min(blocks, max(calls, 3))
-    return blocks, int(np.clip(round(calls / blocks), 1, MOST_ITERATIONS))
+    return blocks, int(np.clip(round(calls / blocks), least, MOST_ITERATIONS))
 
 
 def timing(blocks: Sequence[NDArray[np.float64]]) -> Timing:

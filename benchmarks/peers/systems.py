@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import ringleader
 from ringleader import _core
 
 __all__ = ["MPI4PY", "SYSTEMS", "Launch", "System", "install", "launches", "version_of"]
@@ -202,5 +203,10 @@ def _intel_mpi(
 
 
 def environment(launch: Launch) -> dict[str, str]:
-    """This process's environment with the launch's changes; one compute thread per rank for everybody."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", **launch.environment}
+    """This process's environment with the launch's changes; one compute thread per rank for everybody.
+
+    Ranks import the Ringleader that this process has imported.
+    """
+    own = str(Path(ringleader.__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, (own, launch.environment.get("PYTHONPATH"))))
+    return {**os.environ, "OMP_NUM_THREADS": "1", **launch.environment, "PYTHONPATH": path}
