@@ -62,6 +62,8 @@ class PlanBuilder {
     plan_.dtype = request_.dtype;
     plan_.op = request_.op;
     plan_.factor = request_.factor;
+    plan_.wire = request_.wire;
+    plan_.info.wire = static_cast<std::uint8_t>(request_.wire);
     cut_windows();
     user_extents();
     for (const Instr& instr : plan_.program().instrs) bind(instr);
@@ -78,6 +80,13 @@ class PlanBuilder {
     if (reduces(collective) && (request_.op == ReduceOp::none || !supported(request_.dtype, request_.op)))
       throw Error(ErrorKind::invalid, std::string(name(collective)) + ": operation " + name(request_.op) +
                                           " is not offered for " + name(request_.dtype));
+    const bool encoded = request_.wire != WireFormat::f32;
+    if (encoded && request_.dtype != DType::f32)
+      throw Error(ErrorKind::invalid, std::string("wire format ") + name(request_.wire) + " is for float32, not " +
+                                          name(request_.dtype));
+    if (encoded != lowered_.wire)
+      throw Error(ErrorKind::invalid, std::string("the schedule was lowered ") + (lowered_.wire ? "for" : "without") +
+                                          " a wire format, but messages are to be sent as " + name(request_.wire));
     const auto limit = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
     const auto unit = static_cast<std::uint64_t>(geometry_.item) * static_cast<std::uint64_t>(lowered_.blocks);
     if (request_.count > limit / unit)
@@ -175,6 +184,7 @@ class PlanBuilder {
     bound.dep_first = instr.dep_first;
     bound.dep_n = instr.dep_n;
     bound.plain_copy = instr.op == Op::reduce && instr.src_n == 1;
+    bound.round = (instr.flags & kRound) != 0;
     const bool divide = (instr.flags & kFinal) && request_.op == ReduceOp::avg;
     bound.fold = FoldContext{
         FoldSpec{request_.dtype, request_.op, request_.factor, divide ? static_cast<std::uint32_t>(lowered_.n) : 0},
@@ -228,11 +238,13 @@ class PlanBuilder {
         const auto slot = [&](std::uint32_t position) {
           return Place{Place::Kind::slot, static_cast<std::uint8_t>(b), rank, position, 0, bytes};
         };
+        const bool round = !layout(rank).rounded[b].empty() && layout(rank).rounded[b][c];
         const Place visible = shared ? shared_place(rank, buffer, chunk) : slot(positions(rank).visible[b][c]);
-        if (loaded && positions(rank).visible[b][c] != kNoPosition) plan_.load.push_back({from, visible});
-        if (loaded && positions(rank).work[b][c] != kNoPosition) plan_.load.push_back({from, slot(positions(rank).work[b][c])});
-        if (out && shared && written) plan_.store.push_back({visible, to});
-        if (out && loaded) plan_.through.push_back({from, shared && written ? visible : to});
+        if (loaded && positions(rank).visible[b][c] != kNoPosition) plan_.load.push_back({from, visible, round});
+        if (loaded && positions(rank).work[b][c] != kNoPosition)
+          plan_.load.push_back({from, slot(positions(rank).work[b][c]), round});
+        if (out && shared && written) plan_.store.push_back({visible, to, false});
+        if (out && loaded) plan_.through.push_back({from, shared && written ? visible : to, round});
       }
     }
   }
