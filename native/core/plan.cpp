@@ -107,17 +107,19 @@ class PlanBuilder {
     }
     const std::uint64_t chunk = geometry_.max_chunk_bytes();
     plan_.uses_slot = positions(request_.rank).total > 0;
-    plan_.segment_bytes = plan_.stride = std::max(kLine, round_up(chunk, kLine));
+    // In a wire format windows are cut between blocks, so that blocks count from the start of a chunk, however it is cut.
+    const std::uint64_t unit = request_.wire == WireFormat::f32 ? kLine : kWireBlock * sizeof(float);
+    plan_.segment_bytes = plan_.stride = std::max(unit, round_up(chunk, unit));
     if (most * plan_.stride <= request_.small_slot_bytes) return;  // also: nothing is staged anywhere
     plan_.large_slot = true;
-    const std::uint64_t room = request_.slot_bytes / most / kLine * kLine;
+    const std::uint64_t room = request_.slot_bytes / most / unit * unit;
     if (room == 0)
       throw Error(ErrorKind::invalid, "a staging slot of " + std::to_string(request_.slot_bytes) + " bytes cannot hold " +
                                           std::to_string(most) + " chunks; set RINGLEADER_BUFFSIZE to at least " +
-                                          std::to_string(most * kLine));
+                                          std::to_string(most * unit));
     const std::uint64_t windows = (chunk + room - 1) / room;
     plan_.windows = static_cast<std::uint32_t>(windows);
-    plan_.segment_bytes = plan_.stride = std::min(room, round_up((chunk + windows - 1) / windows, kLine));
+    plan_.segment_bytes = plan_.stride = std::min(room, round_up((chunk + windows - 1) / windows, unit));
   }
 
   void user_extents() {

@@ -11,7 +11,7 @@
 //         has 64 <= |q| <= 127. Zeros are exact. Elements of magnitude below 2^-127 may become zero.
 //         A block with an infinity or NaN has k = 255: infinities stay, every other element arrives as NaN.
 // onebit  block of 128: one byte k, then one bit per element, the sign; value = +-2^(k - 127), the block's mean magnitude rounded to a
-//         power of two. k = 0: all elements are zero. k = 255: there was an infinity or NaN, and all elements arrive as NaN.
+//         power of two. k = 0: all elements are zero, or the mean was below 2^-118. k = 255: there was an infinity or NaN, and all arrive as NaN.
 #pragma once
 
 #include <cstddef>

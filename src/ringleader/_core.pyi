@@ -70,6 +70,9 @@ def reduce_into(
     """dst = fold(srcs), left to right. `final_n` > 0 with AVG divides by it; PREMUL_SUM multiplies the sources marked
     `raw` (None = all). For tests and the reference executor."""
 
+def round_to_wire(dst_ptr: int, src_ptr: int, count: int, wire: int) -> None:
+    """dst = what a wire format (its code) makes of src, f32; blocks count from the start. The same memory or disjoint."""
+
 def kernel_isa() -> str:
     """'avx512', 'avx2', 'neon' or 'baseline': chosen at run time, lowered by RINGLEADER_ISA."""
 

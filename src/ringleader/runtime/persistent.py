@@ -140,14 +140,28 @@ class PersistentCollectives(Collectives):
         return self._persistent(calls.reduce_scatter(self, x, out, op, algorithm, parse_wire(wire)), timeout)
 
     def gather_init(
-        self, x: Any, root: int = 0, out: Any = None, *, algorithm: str | None = None, wire: Wire = None, timeout: float | None = None
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        *,
+        algorithm: str | None = None,
+        wire: Wire = None,
+        timeout: float | None = None,
     ) -> PersistentOperation:
         """Prepare `gather` on these arrays for many runs; without `out`, the root's result array is made once."""
         self._check_usable()
         return self._persistent(calls.gather(self, x, root, out, algorithm, parse_wire(wire)), timeout)
 
     def scatter_init(
-        self, x: Any, root: int = 0, out: Any = None, *, algorithm: str | None = None, wire: Wire = None, timeout: float | None = None
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        *,
+        algorithm: str | None = None,
+        wire: Wire = None,
+        timeout: float | None = None,
     ) -> PersistentOperation:
         """Prepare `scatter` on these arrays for many runs."""
         self._check_usable()

@@ -58,9 +58,7 @@ def lower(schedule: Schedule, nodes: Sequence[int], push: bool = True, wire: boo
     return lowered
 
 
-def lower_uncached(
-    schedule: Schedule, nodes: Sequence[int], push: bool = True, wire: bool = False
-) -> _core.Lowered:
+def lower_uncached(schedule: Schedule, nodes: Sequence[int], push: bool = True, wire: bool = False) -> _core.Lowered:
     """Lower a schedule that is known to keep the spec; nothing is remembered. See `lower`."""
     from ringleader import _core
 
