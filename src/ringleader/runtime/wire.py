@@ -67,8 +67,8 @@ def effective(wire: str | None, default: str, collective: Collective, code: int,
     Examples
     --------
     >>> nodes = (0, 1)
-    >>> effective("int8", "f32", Collective.ALL_REDUCE, 0, nodes), effective("int8", "f32", Collective.REDUCE, 0, (0, 0))
-    ('int8', 'f32')
+    >>> [effective("int8", "f32", Collective.ALL_REDUCE, 0, where) for where in (nodes, (0, 0))]
+    ['int8', 'f32']
     >>> [effective(None, "bf16", kind, 0, nodes) for kind in (Collective.ALL_REDUCE, Collective.BROADCAST)]
     ['bf16', 'f32']
     """
@@ -113,7 +113,7 @@ def round_to_wire(x: Any, wire: str) -> Any:
     Examples
     --------
     >>> import numpy as np, ringleader as rl
-    >>> rl.round_to_wire(np.array([1.0, -3.0, 0.5], np.float32), "onebit")
+    >>> rl.round_to_wire(np.array([1.0, -1.5, 0.5], np.float32), "onebit")
     array([ 1., -1.,  1.], dtype=float32)
     """
     name = parse_wire(wire)
