@@ -135,6 +135,10 @@ SETTINGS: tuple[Setting, ...] = (
         "Who moves data in shared memory: the reader (pull) or the writer (push).",
     ),
     Setting(
+        "WIRE", _choice("f32", "bf16", "f16", "int8", "onebit"), "f32, bf16, f16, int8 or onebit", "f32",
+        "How float32 values of reductions travel between nodes, where the call does not say (docs/wire.md).",
+    ),
+    Setting(
         "TRANSPORT", _choice("auto", "shm", "tcp"), "auto, shm or tcp", "auto",
         "auto: shared memory within a host, TCP between hosts. shm: refuse anything else. tcp: TCP even within a host.",
     ),
@@ -255,6 +259,7 @@ class Config:
 
     algo: str | None = None
     proto: str = "auto"
+    wire: str = "f32"
     transport: str = "auto"
     shm_disable: bool = False
     socket_ifname: str | None = None
