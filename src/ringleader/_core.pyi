@@ -71,7 +71,7 @@ def reduce_into(
     `raw` (None = all). For tests and the reference executor."""
 
 def round_to_wire(dst_ptr: int, src_ptr: int, count: int, wire: int) -> None:
-    """dst = what a wire format (its code) makes of src, f32; blocks count from the start. The same memory or disjoint."""
+    """dst = what a wire format (its code) makes of src, f32; blocks count from its start. Same memory or disjoint."""
 
 def kernel_isa() -> str:
     """'avx512', 'avx2', 'neon' or 'baseline': chosen at run time, lowered by RINGLEADER_ISA."""
@@ -144,8 +144,8 @@ class Communicator:
     ) -> Plan:
         """Bind a lowered schedule. `count`: elements of the whole vector (all_reduce, broadcast, reduce) or per block.
         dtype `bytes` moves any type; then count is in bytes. AVG divides by size. A barrier is planned with count 1,
-        dtype u8, op bor, and run on one byte. `wire`: code of a format (native/wire/wire.hpp) for network messages of f32
-        elements; the schedule must be lowered with `wire`. Raises errors.invalid."""
+        dtype u8, op bor, and run on one byte. `wire`: code of a format (native/wire/wire.hpp) for network messages of
+        f32 elements; the schedule must be lowered with `wire`. Raises errors.invalid."""
     def isend(self, ptr: int, nbytes: int, dst: int, tag: int, timeout: float = 0) -> Work: ...
     def irecv(self, ptr: int, nbytes: int, src: int, tag: int, timeout: float = 0) -> Work:
         """src -1 = any source. A longer message than `nbytes` is errors.mismatch."""
