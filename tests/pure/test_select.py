@@ -12,7 +12,9 @@ from ringleader.algorithms import COLLECTIVES, all_algorithms, build, canonical,
 from ringleader.errors import InvalidArgument
 from ringleader.schedule import verify
 from ringleader.tune import PROTOCOLS, explain, parse_algo, parse_proto, predict, select
-from ringleader.tune.rules import LAYOUTS, RULES, layout_of
+from ringleader.tune.builtin import BUILT_IN
+from ringleader.tune.rules import LAYOUTS, Situation, layout_of
+from ringleader.tune.select import spec_of
 
 SIZES = (0, 1, 8, 4096, 16 << 10, (16 << 10) + 1, 1 << 20, 64 << 20, 1 << 40)
 
@@ -174,7 +176,7 @@ def test_a_demand_is_honoured_exactly_or_refused() -> None:
     )
     with pytest.raises(InvalidArgument, match=r"unknown all_reduce algorithm 'best'; valid ones: .*two_shot"):
         select("all_reduce", 8, 4, range(4), forced="best", env={})
-    with pytest.raises(InvalidArgument, match="unknown protocol 'shove'; valid ones: push, pull"):
+    with pytest.raises(InvalidArgument, match=r"unknown protocol 'shove'.*[vV]alid: push, pull"):
         select("all_reduce", 8, 4, range(4), protocol="shove", env={})
     with pytest.raises(InvalidArgument, match="at most 4194304"):
         select("all_reduce", 8, 3000, range(3000), forced="ring", env={})
@@ -225,9 +227,10 @@ def test_every_request_has_an_answer_that_can_be_built(collective: str) -> None:
 
 
 def test_the_rules_choices_are_proved() -> None:
-    for rule in RULES:
-        for n in {2, min(rule.ranks, 6)}:
-            spec = rule.spec(min(rule.nbytes, 64 << 20), n, 4)
+    for rule in BUILT_IN.rules:
+        for n in {2, min(rule.ranks.high, 6)}:
+            nbytes = min(rule.wire_bytes.high, 64 << 20)
+            spec = spec_of(rule, Situation(rule.collective, nbytes, tuple(nodes(rule.layouts[0], n)), 4))
             verify(build(rule.collective, spec, n), lowered=False).raise_if_failed()
 
 
@@ -276,15 +279,14 @@ def test_segments_are_powers_of_two_and_not_cut_too_fine() -> None:
 
 
 def test_rules_name_what_exists_and_end_with_one_for_everything() -> None:
-    for rule in RULES:
-        get(rule.collective, rule.algorithm)
+    for rule in BUILT_IN.rules:
+        get(rule.collective, rule.algorithm.partition(":")[0])
         assert rule.protocol in PROTOCOLS
-        assert set(rule.layouts.split()) <= set(LAYOUTS)
     for collective in COLLECTIVES:
         for layout in LAYOUTS:
-            mine = [rule for rule in RULES if rule.collective == collective and layout in rule.layouts.split()]
-            assert mine[-1].ranks >= 1 << 31
-            assert mine[-1].nbytes >= 1 << 60
+            mine = [rule for rule in BUILT_IN.rules if rule.collective == collective and layout in rule.layouts]
+            assert mine[-1].ranks.high >= 1 << 31
+            assert mine[-1].wire_bytes.high >= 1 << 60
 
 
 def test_layouts() -> None:
@@ -326,7 +328,8 @@ def test_explain_shows_candidates_and_the_reason() -> None:
     assert notes["linear"] == "not allowed by RINGLEADER_ALGO"
     text = str(explanation)
     assert text.startswith("all_reduce of 16777216 bytes, 4 ranks, net: ring:segments=8, push (RINGLEADER_ALGO)")
-    assert len(text.splitlines()) == 2 + len(names("all_reduce"))
+    assert text.splitlines()[1].startswith("  decided by built-in (rule 8): all_reduce[layout=net mixed]: ring push")
+    assert len(text.splitlines()) == 3 + len(names("all_reduce"))
 
 
 def test_explain_names_limits() -> None:

@@ -22,12 +22,12 @@ from types import MappingProxyType
 
 from ringleader.algorithms import COLLECTIVES, canonical, get, names
 from ringleader.errors import InvalidArgument
+from ringleader.tune.rules import PROTOCOLS
 
-__all__ = ["ALGO", "PROTO", "PROTOCOLS", "Selection", "parse_algo", "parse_proto"]
+__all__ = ["ALGO", "PROTO", "Selection", "parse_algo", "parse_proto"]
 
 ALGO = "RINGLEADER_ALGO"
 PROTO = "RINGLEADER_PROTO"
-PROTOCOLS = ("push", "pull")
 
 
 @dataclass(frozen=True)
