@@ -161,7 +161,9 @@ def features(work: Work, nbytes: int, model: Model) -> NDArray[np.float64]:
     if not steps:
         return total
     # The slowest rank of each step, if every rank had a core of its own.
-    alone = sum(values[name] * amount for name, amount in amounts.items())
+    alone = np.zeros_like(amounts["net_hop"])
+    for name, amount in amounts.items():
+        alone += values[name] * amount
     slowest = np.argmax(alone, axis=1)
     rows = np.arange(steps)
     best = np.zeros((steps, len(_COLUMN)))
@@ -173,7 +175,8 @@ def features(work: Work, nbytes: int, model: Model) -> NDArray[np.float64]:
         took = crowded @ model.parameters.values()
         later = took > times
         best[later], times[later] = crowded[later], took[later]
-    return total + best.sum(axis=0)
+    counted: NDArray[np.float64] = total + best.sum(axis=0)
+    return counted
 
 
 def _nodes_with_fewer_cores(nodes: Sequence[int], cores: int) -> list[NDArray[np.intp]]:
@@ -191,14 +194,14 @@ def _crowded(
     for name, amount in amounts.items():
         mine = amount[:, members]
         result[:, _COLUMN[name]] = mine.max(axis=1) if name in _WAITING else mine.sum(axis=1) / cores
-    busy = sum((amount[:, members] > 0) for amount in amounts.values()) > 0
+    busy = np.any([amount[:, members] > 0 for amount in amounts.values()], axis=0)
     result[:, _COLUMN["switch"]] = np.maximum(busy.sum(axis=1) / cores - 1.0, 0.0) * windows
     return result
 
 
 @functools.lru_cache(maxsize=256)
 def _cached_work(collective: str, spec: str, n: int, nodes: tuple[int, ...], push: bool) -> Work:
-    return work_of(build(collective, spec, n), nodes, push)
+    return work_of(build(collective, spec, n, nodes=nodes), nodes, push)
 
 
 def predict(
@@ -240,11 +243,11 @@ def predict(
     True
     """
     entry, parameters = parse_spec(collective, spec)
-    steps, volume = entry.terms(n, parameters)
     nodes = _nodes_of(layout, n)
+    steps, volume = entry.terms(n, parameters, nodes)
     if n == 1:
         return Cost(steps, 0.0, model.parameters.call)
-    if entry.transfers(n, **parameters) <= _MOST_TRANSFERS and steps * n <= _MOST_CELLS:
+    if entry.transfers(n, **entry.arguments(parameters, nodes)) <= _MOST_TRANSFERS and steps * n <= _MOST_CELLS:
         work = _cached_work(str(collective), spec, n, nodes, protocol != "pull")
         counted = features(work, nbytes, model)
     else:

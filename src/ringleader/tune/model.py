@@ -13,7 +13,7 @@ from typing import Any
 
 from ringleader.errors import InvalidArgument
 
-__all__ = ["AMPLE", "DEFAULT", "DECADES", "Model", "Parameters"]
+__all__ = ["AMPLE", "DECADES", "DEFAULT", "Model", "Parameters"]
 
 DECADES = 10
 """Sizes of a correction: 1 B, 10 B, ... 1 GB; between them it is interpolated, beyond them it stays."""
