@@ -342,9 +342,6 @@ class RuleSet:
     rules: tuple[Rule, ...]
     source: str
 
-    def __hash__(self) -> int:  # a key of caches: must not cost a walk through all rules
-        return hash((self.source, len(self.rules)))
-
     def fitting(self, situation: Situation) -> Iterator[Rule]:
         """The rules for such a request, in order."""
         return (rule for rule in self.rules if rule.fits(situation))
