@@ -218,6 +218,7 @@ class Planner:
         self, collective: str, nbytes: int, itemsize: int, algorithm: str | None, wire: str | None = None
     ) -> tune.Explanation:
         """What would run for float32 elements, among which candidates."""
+        algorithms.names(collective)  # raises if there is no such collective
         n = len(self._nodes)
         used, why = self._wire_of(Collective(collective), nbytes, 0, wire)
         found = tune.explain(

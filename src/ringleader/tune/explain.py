@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringleader.algorithms import names
+from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import Cost, predict
 from ringleader.tune.grammar import ALGO, parse_algo
@@ -100,12 +102,19 @@ def explain(
             note = f"not allowed by {ALGO}"
         else:
             note = forbidden.get(name) or problem(situation, name)
-        cost = predict(collective, spec, situation.wire_bytes, n, situation.nodes, choice.protocol, model)
-        candidates.append(Candidate(spec, cost, note))
+        candidates.append(Candidate(spec, _cost(situation, spec, choice.protocol, model), note))
     candidates.sort(key=lambda candidate: candidate.cost.seconds)
     travelling = "" if wire == "f32" else f", {wire} between nodes"
     request = f"{collective} of {nbytes} bytes, {n} ranks, {layout}{travelling}"
     return Explanation(request, choice, tuple(candidates), _consulted(passed, choice))
+
+
+def _cost(situation: Situation, spec: str, protocol: str, model: Model) -> Cost:
+    """What the model says; infinite where an algorithm is so impossible here that it has no cost."""
+    try:
+        return predict(situation.collective, spec, situation.wire_bytes, situation.n, situation.nodes, protocol, model)
+    except InvalidArgument:
+        return Cost(math.inf, math.inf, math.inf)
 
 
 def _consulted(passed: Sequence[Ruled], choice: Choice) -> tuple[str, ...]:
