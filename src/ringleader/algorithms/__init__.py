@@ -19,6 +19,7 @@ from ringleader.algorithms.registry import (
     names,
     parse_spec,
 )
+from ringleader.algorithms.user import forget, load_msccl, register_schedule
 
 __all__ = [
     "COLLECTIVES",
@@ -34,11 +35,14 @@ __all__ = [
     "check",
     "composed",
     "direct",
+    "forget",
     "get",
     "linear",
+    "load_msccl",
     "names",
     "parse_spec",
     "recursive",
+    "register_schedule",
     "ring",
     "tree",
 ]

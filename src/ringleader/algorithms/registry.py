@@ -39,6 +39,7 @@ __all__ = [
     "get",
     "names",
     "parse_spec",
+    "remove",
 ]
 
 Nodes: TypeAlias = tuple[int, ...] | None
@@ -183,6 +184,12 @@ def _entries(collective: str) -> dict[str, Algorithm]:
     if entries is None:
         raise InvalidArgument(f"unknown collective {collective!r}; valid ones: {', '.join(COLLECTIVES)}")
     return entries
+
+
+def remove(collective: str, name: str) -> None:
+    """Take an entry out of the registry, and forget what was built of it."""
+    del _entries(collective)[name]
+    _build.cache_clear()
 
 
 def names(collective: str) -> tuple[str, ...]:

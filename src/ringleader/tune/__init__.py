@@ -4,20 +4,29 @@ from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import Cost, predict
 from ringleader.tune.explain import Candidate, Explanation, explain
 from ringleader.tune.grammar import parse_algo, parse_proto
+from ringleader.tune.matrix import matrix
+from ringleader.tune.model import DEFAULT, Model
+from ringleader.tune.rulefile import dumps, load, loads
 from ringleader.tune.rules import PROTOCOLS, Range, Rule, RuleSet
 from ringleader.tune.select import Choice, select, select_wire
 
 __all__ = [
     "BUILT_IN",
+    "DEFAULT",
     "PROTOCOLS",
     "Candidate",
     "Choice",
     "Cost",
     "Explanation",
+    "Model",
     "Range",
     "Rule",
     "RuleSet",
+    "dumps",
     "explain",
+    "load",
+    "loads",
+    "matrix",
     "parse_algo",
     "parse_proto",
     "predict",

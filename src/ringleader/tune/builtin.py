@@ -18,11 +18,14 @@ def _rule(
     collective: str, layouts: str, ranks: int, nbytes: int, algorithm: str, protocol: str, segment: int = 0
 ) -> Rule:
     """A rule for at most so many ranks and bytes."""
+    size = Range(0, nbytes)
+    local = layouts == "shm"
     return Rule(
         collective,
         tuple(layouts.split()),
         ranks=Range(0, ranks),
-        wire_bytes=Range(0, nbytes),
+        nbytes=size if local else Range(),
+        wire_bytes=Range() if local else size,
         algorithm=algorithm,
         protocol=protocol,
         segment=segment,

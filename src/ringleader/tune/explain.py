@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringleader.algorithms import names
+from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import Cost, predict
 from ringleader.tune.grammar import ALGO, parse_algo
+from ringleader.tune.model import DEFAULT, Model
 from ringleader.tune.rules import RuleSet, Situation, layout_of
-from ringleader.tune.select import Choice, problem, ruled, select
+from ringleader.tune.select import Choice, Ruled, problem, ruled, select
 
 __all__ = ["Candidate", "Explanation", "explain"]
 
@@ -65,6 +68,7 @@ def explain(
     *,
     rules: Sequence[RuleSet] = (),
     wire: str = "f32",
+    model: Model = DEFAULT,
 ) -> Explanation:
     """Choose as `select` does, and show all candidates with the terms of the cost model, the cheapest first.
 
@@ -80,7 +84,7 @@ def explain(
       decided by built-in (rule 20): broadcast[layout=shm]: linear pull
     """
     env = os.environ if env is None else env
-    choice = select(collective, nbytes, n, nodes, itemsize, forced, protocol, env, rules=rules, wire=wire)
+    choice = select(collective, nbytes, n, nodes, itemsize, forced, protocol, env, rules=rules, wire=wire, model=model)
     situation = Situation(str(collective), nbytes, tuple(nodes), itemsize, wire)
     layout = layout_of(situation.nodes)
     allowed = parse_algo(env.get(ALGO, "")).get(collective)
@@ -98,18 +102,26 @@ def explain(
             note = f"not allowed by {ALGO}"
         else:
             note = forbidden.get(name) or problem(situation, name)
-        candidates.append(Candidate(spec, predict(collective, spec, situation.wire_bytes, n, layout), note))
+        candidates.append(Candidate(spec, _cost(situation, spec, choice.protocol, model), note))
     candidates.sort(key=lambda candidate: candidate.cost.seconds)
     travelling = "" if wire == "f32" else f", {wire} between nodes"
     request = f"{collective} of {nbytes} bytes, {n} ranks, {layout}{travelling}"
     return Explanation(request, choice, tuple(candidates), _consulted(passed, choice))
 
 
-def _consulted(passed: Sequence[tuple[RuleSet, object, str, str]], choice: Choice) -> tuple[str, ...]:
+def _cost(situation: Situation, spec: str, protocol: str, model: Model) -> Cost:
+    """What the model says; infinite where an algorithm is so impossible here that it has no cost."""
+    try:
+        return predict(situation.collective, spec, situation.wire_bytes, situation.n, situation.nodes, protocol, model)
+    except InvalidArgument:
+        return Cost(math.inf, math.inf, math.inf)
+
+
+def _consulted(passed: Sequence[Ruled], choice: Choice) -> tuple[str, ...]:
     """The rules down to the one that decided, one line each."""
     lines: list[str] = []
     for place, rule, spec, why in passed:
-        text = f"{place.where(rule)}: {rule}"  # type: ignore[arg-type]
+        text = f"{place.where(rule)}: {rule}"
         if text == choice.rule:
             return (*lines, f"decided by {text}")
         if why:

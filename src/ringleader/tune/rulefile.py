@@ -28,7 +28,8 @@ from typing import Any, Final, NoReturn
 
 from ringleader.algorithms import check
 from ringleader.errors import InvalidArgument
-from ringleader.tune.rules import Range, Rule, RuleSet, unknown_word
+from ringleader.tune.conditions import CONDITIONS, Range, unknown_word
+from ringleader.tune.rules import Rule, RuleSet
 
 __all__ = ["FORMAT", "MAX_BYTES", "MAX_RULES", "VERSION", "dumps", "load", "loads", "read_text"]
 
@@ -144,12 +145,6 @@ def _text(value: object) -> str:
     return value
 
 
-def _range(value: object) -> Range:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise InvalidArgument('expected a number or a range as text, for example "2-8" or "64K-"')
-    return Range.parse(value)
-
-
 def _number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise InvalidArgument('expected a number, with K, M, G or T as text ("256K")')
@@ -157,16 +152,6 @@ def _number(value: object) -> int:
     if found.low != found.high:
         raise InvalidArgument("expected one number, not a range")
     return found.low
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidArgument("expected true or false")
-    return value
-
-
-def _layouts(value: object) -> tuple[str, ...]:
-    return tuple(_text(value).split())
 
 
 def _optional_auto(value: object) -> str:
@@ -177,13 +162,7 @@ def _optional_auto(value: object) -> str:
 # Member of the text -> field of the rule, and how it is read.
 _MEMBERS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "collective": ("collective", _text),
-    "layout": ("layouts", _layouts),
-    "ranks": ("ranks", _range),
-    "nodes": ("nodes", _range),
-    "ranks_per_node": ("ranks_per_node", _range),
-    "even": ("even", _flag),
-    "bytes": ("nbytes", _range),
-    "wire_bytes": ("wire_bytes", _range),
+    **CONDITIONS,
     "algorithm": ("algorithm", _text),
     "protocol": ("protocol", _optional_auto),
     "channels": ("channels", _number),

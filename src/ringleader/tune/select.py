@@ -14,24 +14,29 @@ A demand that cannot be met is an error, never a silent fallback; a rule whose a
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ringleader.algorithms import MAX_TRANSFERS, canonical, check, names
 from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import predict
 from ringleader.tune.grammar import ALGO, PROTO, Selection, parse_algo, parse_proto
+from ringleader.tune.model import DEFAULT, Model
 from ringleader.tune.rules import PROTOCOLS, WIRES, Rule, RuleSet, Situation, layout_of, unknown_word
 
-__all__ = ["Choice", "problem", "ruled", "select", "select_wire", "spec_of"]
+__all__ = ["Choice", "Ruled", "problem", "ruled", "select", "select_wire", "spec_of"]
 
 MAX_SEGMENTS = 8
 
 # Chunks of the unsegmented algorithm; all others that can be segmented have one per rank.
 _FEW_CHUNKS = {"chain": 1, "double_binary_tree": 2}
+
+
+Ruled: TypeAlias = tuple[RuleSet, Rule, str, str]
+"""A set, a rule of it that fits, the spec that it chooses (empty: none), why it is passed over (empty: it is not)."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Choice:
 def problem(situation: Situation, spec: str) -> str:
     """Why an algorithm cannot run in this situation; empty if it can."""
     try:
-        check(situation.collective, spec, situation.n)
+        check(situation.collective, spec, situation.n, nodes=situation.nodes)
     except InvalidArgument as error:
         return str(error)
     return ""
@@ -85,11 +90,8 @@ def spec_of(rule: Rule, situation: Situation) -> str:
     return canonical(situation.collective, f"{base}:segments={segments}")
 
 
-def ruled(situation: Situation, sets: Sequence[RuleSet]) -> Iterator[tuple[RuleSet, Rule, str, str]]:
-    """The rules that fit, in order of precedence: (set, rule, spec, why it is passed over or "").
-
-    A rule that leaves the algorithm open has the spec "".
-    """
+def ruled(situation: Situation, sets: Sequence[RuleSet]) -> Iterator[Ruled]:
+    """The rules that fit, in order of precedence."""
     forbidden: dict[str, str] = {}
     for rules in sets:
         for rule in rules.fitting(situation):
@@ -136,6 +138,7 @@ def select(
     *,
     rules: Sequence[RuleSet] = (),
     wire: str = "f32",
+    model: Model = DEFAULT,
 ) -> Choice:
     """Choose algorithm and protocol for a collective; the same on every rank that gives the same arguments.
 
@@ -161,6 +164,8 @@ def select(
         Sets of rules that come before the built-in ones, the first first.
     wire
         Format of the messages between nodes.
+    model
+        Decides between algorithms where no rule does.
 
     Raises
     ------
@@ -184,35 +189,25 @@ def select(
         raise InvalidArgument(
             f"{collective} over n={n} ranks with {len(nodes)} nodes; expected n >= 1 and a node for each"
         )
-    situation = Situation(str(collective), nbytes, tuple(nodes), itemsize, wire)
-    return _select(situation, forced, protocol, env.get(ALGO, ""), env.get(PROTO, ""), tuple(rules))
-
-
-@functools.lru_cache(maxsize=256)
-def _select(
-    situation: Situation, forced: str | None, protocol: str | None, algo: str, proto: str, rules: tuple[RuleSet, ...]
-) -> Choice:
-    collective = situation.collective
     names(collective)  # raises if there is no such collective
-    if situation.nbytes < 0 or situation.itemsize < 1:
-        raise InvalidArgument(
-            f"{collective} of {situation.nbytes} bytes in items of {situation.itemsize}; expected >= 0 and >= 1"
-        )
+    if nbytes < 0 or itemsize < 1:
+        raise InvalidArgument(f"{collective} of {nbytes} bytes in items of {itemsize}; expected >= 0 and >= 1")
+    situation = Situation(str(collective), nbytes, tuple(nodes), itemsize, wire)
     found = list(ruled(situation, (*rules, BUILT_IN)))
     if forced is not None:
-        check(collective, forced, situation.n)
+        check(collective, forced, n, nodes=situation.nodes)
         made = Choice(canonical(collective, forced), "", "asked for by the call")
-    elif (allowed := parse_algo(algo).get(collective)) is not None:
-        made = _allowed(situation, found, allowed)
+    elif (allowed := parse_algo(env.get(ALGO, "")).get(situation.collective)) is not None:
+        made = _allowed(situation, found, allowed, model)
     else:
-        made = _by_rules(situation, found)
+        made = _by_rules(situation, found, model)
     usable = next((rule.protocol for _, rule, _, why in found if rule.protocol and not why), PROTOCOLS[0])
-    chosen, why = _protocol(collective, usable, protocol, proto)
+    chosen, why = _protocol(situation.collective, usable, protocol, env.get(PROTO, ""))
     reason = "; ".join(filter(None, (made.reason, why)))
     return Choice(made.algorithm, chosen, reason, made.channels, made.rule)
 
 
-def _by_rules(situation: Situation, found: Sequence[tuple[RuleSet, Rule, str, str]]) -> Choice:
+def _by_rules(situation: Situation, found: Sequence[Ruled], model: Model) -> Choice:
     """What the first rule that can be followed chooses."""
     for rules, rule, spec, why in found:
         if spec and not why:
@@ -222,13 +217,15 @@ def _by_rules(situation: Situation, found: Sequence[tuple[RuleSet, Rule, str, st
     forbidden = {name for _, rule, _, _ in found for name in rule.excluded}
     if forbidden:
         left = tuple(name for name in names(situation.collective) if name not in forbidden)
-        return Choice(_cheapest(situation, left, "the rules"), "", "cheapest by the cost model of what rules allow")
+        return Choice(
+            _cheapest(situation, left, "the set of rules", model), "", "cheapest by the cost model of what rules allow"
+        )
     raise InvalidArgument(
         f"no {situation.collective} algorithm for n={situation.n} ranks stays within {MAX_TRANSFERS} transfers"
     )
 
 
-def _allowed(situation: Situation, found: Sequence[tuple[RuleSet, Rule, str, str]], allowed: Selection) -> Choice:
+def _allowed(situation: Situation, found: Sequence[Ruled], allowed: Selection, model: Model) -> Choice:
     """The best of the specs that the environment allows."""
     collective = situation.collective
     specs = allowed.filter(names(collective))
@@ -241,11 +238,11 @@ def _allowed(situation: Situation, found: Sequence[tuple[RuleSet, Rule, str, str
             return Choice(spec, "", ALGO, rule.channels, place)
         own = [item for item in specs if item.partition(":")[0] == name and not problem(situation, item)]
         if own:
-            return Choice(_cheapest(situation, own, ALGO), "", ALGO, rule.channels, place)
-    return Choice(_cheapest(situation, specs, ALGO), "", ALGO)
+            return Choice(_cheapest(situation, own, ALGO, model), "", ALGO, rule.channels, place)
+    return Choice(_cheapest(situation, specs, ALGO, model), "", ALGO)
 
 
-def _cheapest(situation: Situation, specs: Sequence[str], who: str) -> str:
+def _cheapest(situation: Situation, specs: Sequence[str], who: str, model: Model) -> str:
     """The cheapest by the cost model of those that can run."""
     problems = {spec: problem(situation, spec) for spec in specs}
     possible = [spec for spec, why in problems.items() if not why]
@@ -253,11 +250,12 @@ def _cheapest(situation: Situation, specs: Sequence[str], who: str) -> str:
         raise InvalidArgument(
             f"{who} allows no {situation.collective} algorithm that can run: {'; '.join(problems.values())}"
         )
-    layout = layout_of(situation.nodes)
-    return min(
-        possible,
-        key=lambda spec: predict(situation.collective, spec, situation.wire_bytes, situation.n, layout).seconds,
-    )
+
+    def seconds(spec: str) -> float:
+        protocol, nodes = PROTOCOLS[0], situation.nodes
+        return predict(situation.collective, spec, situation.wire_bytes, situation.n, nodes, protocol, model).seconds
+
+    return min(possible, key=seconds)
 
 
 def _protocol(collective: str, ruled: str, forced: str | None, text: str) -> tuple[str, str]:
