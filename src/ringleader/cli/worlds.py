@@ -11,6 +11,7 @@ from ringleader.cli.contest import Contest, Times
 from ringleader.cli.drive import ranks_of_job
 from ringleader.cli.exchange import exchange
 from ringleader.errors import InvalidArgument
+from ringleader.runtime.addresses import network_id
 from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.spawn import WorkerGroup
 from ringleader.runtime.start import init
@@ -32,9 +33,10 @@ class LocalWorlds:
     leader = True
 
     def __init__(self, most: int) -> None:
-        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        for name in ("RINGLEADER_ALGO", "RINGLEADER_PROTO", "RINGLEADER_TRANSPORT"):
-            environment[name] = None  # type: ignore[assignment]
+        environment: dict[str, str | None] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        names = ("RINGLEADER_ALGO", "RINGLEADER_PROTO", "RINGLEADER_RULES", "RINGLEADER_TRANSPORT")
+        environment |= dict.fromkeys(names)
+        environment["RINGLEADER_TUNING_FILE"] = "none"  # what is measured must not depend on the last tuning
         self.size = most
         self._group = WorkerGroup(most, env=environment)
 
@@ -71,6 +73,7 @@ class JobWorld:
         self._contest = Contest(self._comm)
         self.size = self._comm.size
         self.leader = self._comm.rank == 0
+        self._hosts = len(set(exchange(self._comm, network_id())))
 
     @property
     def place(self) -> Place:
@@ -78,7 +81,7 @@ class JobWorld:
         nodes = self._comm.nodes
         distinct = len(set(nodes))
         transport = "shm" if distinct == 1 else "tcp" if distinct == len(nodes) else "shm+tcp"
-        return Place(nodes, transport, self._comm.hosts)
+        return Place(nodes, transport, self._hosts)
 
     def open(self, place: Place) -> None:
         """There is only one world, and it is open."""

@@ -70,7 +70,7 @@ class Communicator(PersistentCollectives, Messages):
         self.nodes: tuple[int, ...] = tuple(group.nodes)
         self.local_rank = group.local_ranks.index(group.rank)
         self.local_size = len(group.local_ranks)
-        self._planner = Planner(group.core, self.nodes, job.config)
+        self._planner = Planner(group.core, self.nodes, group.guide.config, group.guide.rules, group.guide.model)
         self._live = LiveWorks()
         self._known = OrderedDict()
         self._barriers = {}
@@ -364,7 +364,7 @@ def connect(
         given = {key: value for key, value in options.items() if value is not None}
         return _core.Communicator(rank, size, operation_timeout, given)
 
-    return connect_group(
+    group = connect_group(
         job.store,
         rank,
         size,
@@ -375,7 +375,10 @@ def connect(
         native_comm_factory=make,
         route_to=job.route_to,
         watch=watch,
+        told=job.told,
     )
+    job.told = group.guide.told
+    return group
 
 
 def _ranks_name(members: list[int]) -> str:

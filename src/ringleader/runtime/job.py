@@ -36,6 +36,8 @@ class Job:
     config: Config
     store: Store
     secret: bytes = field(repr=False)
+    told: Mapping[str, Any] | None = None
+    """What rank 0 of the first group has told about the choice of algorithms (see `tuning`)."""
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
     _users: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -118,7 +120,7 @@ def open_job(
         count = shared.add(f"{scope}/init/{launch.rank}", 1)
         scoped = PrefixStore(f"{scope}/{count}", shared)
         key = job_secret(scoped, launch.rank, launch.size, given, limit)
-        return Job(launch, config, scoped, key, stack.pop_all())
+        return Job(launch, config, scoped, key, None, stack.pop_all())
 
 
 def _given_secret(secret: str | bytes | None, config: Config) -> bytes | None:

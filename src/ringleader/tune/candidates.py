@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ringleader.algorithms import canonical, check, get, names
+import numpy as np
+
+from ringleader.algorithms import build, canonical, check, get, names
 from ringleader.errors import InvalidArgument
 from ringleader.tune.cost import predict
 from ringleader.tune.model import Model
 from ringleader.tune.rules import layout_of
 from ringleader.tune.trials import Trial
 
-__all__ = ["Experience", "possible", "ranked"]
+__all__ = ["Experience", "distinct", "possible", "ranked"]
 
 _SEGMENTS = (2, 4, 8)
 _SMALLEST_SEGMENT = 16 << 10  # bytes: finer pieces cost more than their overlap gains, everywhere
@@ -46,6 +49,32 @@ def possible(collective: str, nbytes: int, nodes: Sequence[int]) -> list[Trial]:
                 continue
             found += [Trial(collective, canonical(collective, spec), protocol, nbytes) for protocol in protocols]
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _content(collective: str, algorithm: str, protocol: str, nodes: tuple[int, ...]) -> tuple[str, str]:
+    """Equal for trials that run the same: with few ranks many algorithms are one, and not all have copies to push."""
+    schedule = build(collective, algorithm, len(nodes), nodes=nodes)
+    table, place = schedule.table, np.asarray(nodes)
+    copies = (table["reduce"] == 0) & (place[table["src_rank"]] == place[table["dst_rank"]])
+    return schedule.fingerprint, protocol if bool(copies.any()) else ""
+
+
+def distinct(trials: Sequence[Trial], nodes: Sequence[int]) -> list[Trial]:
+    """The trials without those that run the same as an earlier one.
+
+    Examples
+    --------
+    >>> alike = [Trial("all_reduce", name, "push", 8) for name in ("one_shot", "recursive_doubling", "ring")]
+    >>> [trial.algorithm for trial in distinct(alike, [0, 0])]
+    ['one_shot', 'ring']
+    """
+    place = tuple(nodes)
+    kept: dict[tuple[object, ...], Trial] = {}
+    for trial in trials:
+        content = _content(trial.collective, trial.algorithm, trial.protocol, place)
+        kept.setdefault((trial.collective, trial.nbytes, *content), trial)
+    return list(kept.values())
 
 
 @dataclass
@@ -83,9 +112,7 @@ class Experience:
         return self._predicted(trial, nodes) * math.exp(total / weights)
 
     def _predicted(self, trial: Trial, nodes: Sequence[int]) -> float:
-        cost = predict(
-            trial.collective, trial.algorithm, trial.nbytes, len(nodes), nodes, trial.protocol, self.model
-        )
+        cost = predict(trial.collective, trial.algorithm, trial.nbytes, len(nodes), nodes, trial.protocol, self.model)
         return max(cost.seconds, 1e-9)
 
     @staticmethod
@@ -103,7 +130,7 @@ def ranked(
     among
         Trials that are in any case among them (they may be segmented otherwise).
     """
-    trials = dict.fromkeys([*among, *possible(collective, nbytes, nodes)])
+    trials = distinct([*among, *possible(collective, nbytes, nodes)], nodes)
     expected = sorted(((trial, experience.expect(trial, nodes)) for trial in trials), key=lambda pair: pair[1])
     counts: dict[tuple[str, str], int] = {}
     kept = []

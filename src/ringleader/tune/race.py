@@ -93,7 +93,9 @@ def winner(rounds: dict[Trial, list[list[float]]], incumbents: Sequence[Trial]) 
 
 
 def _beats(challenger: Sequence[Sequence[float]], incumbent: Sequence[Sequence[float]]) -> bool:
-    pairs = [pair for ours, theirs in zip(challenger, incumbent, strict=True) for pair in zip(ours, theirs, strict=True)]
+    pairs = [
+        pair for ours, theirs in zip(challenger, incumbent, strict=True) for pair in zip(ours, theirs, strict=True)
+    ]
     ahead = sum(ours < theirs for ours, theirs in pairs)
     return estimate(challenger) < (1 - MARGIN) * estimate(incumbent) and ahead >= _AGREE * len(pairs)
 

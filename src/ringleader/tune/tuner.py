@@ -19,7 +19,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ringleader.tune.candidates import Experience, possible, ranked
+from ringleader.schedule import Collective
+from ringleader.tune.candidates import Experience, distinct, possible, ranked
 from ringleader.tune.fit import Errors, Observation, errors, fit
 from ringleader.tune.model import DEFAULT, Model
 from ringleader.tune.place import Place
@@ -201,19 +202,20 @@ class Tuner:
     ) -> Point | None:
         """Measure the best candidates; None if there is no time. `left` seconds in all, `fair` of them for this one."""
         built_in = _built_in(place, collective, nbytes)
-        incumbents = [trial for trial in (near, built_in) if trial is not None]
+        incumbents = [trial for trial in (built_in, near) if trial is not None]
         field = ranked(experience, collective, nbytes, place.nodes, incumbents)
         size = _CANDIDATES
         while size > _FEWEST_CANDIDATES and _price(field[:size]) > 3 * fair:
             size -= 1
         if _price(field[:size]) > min(left, 12 * fair):
             return None
-        trials = list(dict.fromkeys([trial for trial, _ in field[:size]] + incumbents))
+        trials = distinct([*incumbents, *(trial for trial, _ in field[:size])], place.nodes)
         self._go(place)
         outcome = race(self.worlds.measure, trials, incumbents, _BLOCK, _BLOCKS, _ROUNDS)
         for trial, seconds in outcome.times.items():
             experience.learn(trial, place.nodes, seconds)
-            self._observe(place, trial, seconds)
+            if _joint(collective):
+                self._observe(place, trial, seconds)
         return Point(place, collective, nbytes, outcome.winner, built_in, outcome.times)
 
     # -------------------------------------------------------------------------------------------- check
@@ -224,11 +226,12 @@ class Tuner:
         checked: list[Checked] = []
         sizes = self.settings.sizes
         between = [int((a * b) ** 0.5) // 4 * 4 or 4 for a, b in itertools.pairwise(sizes)] or list(sizes)
+        joint = [name for name in self.settings.collectives if _joint(name)] or list(self.settings.collectives)
+        experience = Experience(model)
         while not checked or (self._used < self.settings.budget and len(checked) < 200):
             place = self.settings.places[int(random.integers(len(self.settings.places)))]
             nbytes = between[int(random.integers(len(between)))]
-            collective = self.settings.collectives[int(random.integers(len(self.settings.collectives)))]
-            experience = Experience(model)
+            collective = joint[int(random.integers(len(joint)))]
             choices = ranked(experience, collective, nbytes, place.nodes)
             trial, seconds = choices[int(random.integers(max(len(choices) // 2, 1)))]
             if seconds * 8 > self.settings.budget - self._used and checked:
@@ -264,6 +267,11 @@ def _by_importance(settings: Settings) -> Iterator[tuple[Place, str, int]]:
             yield from ((place, collective, nbytes) for collective in collectives for nbytes in settings.sizes)
 
 
+def _joint(collective: str) -> bool:
+    """Whether all ranks wait for all. Else, called again and again, some run ahead: what is measured is no latency."""
+    return not Collective(collective).rooted
+
+
 def _price(field: Sequence[tuple[Trial, float]]) -> float:
     """About how many seconds a race takes."""
     rounds = 1 + 0.5 * (_ROUNDS - 1)
@@ -276,9 +284,7 @@ def _built_in(place: Place, collective: str, nbytes: int) -> Trial:
     return Trial(collective, choice.algorithm, choice.protocol, nbytes)
 
 
-def _nearest(
-    points: dict[tuple[Place, str, int], Point], place: Place, collective: str, nbytes: int
-) -> Trial | None:
+def _nearest(points: dict[tuple[Place, str, int], Point], place: Place, collective: str, nbytes: int) -> Trial | None:
     """What was chosen at the nearest size of the same place, if it can run at this size."""
     sizes = [size for its_place, its, size in points if its_place == place and its == collective]
     if not sizes:
@@ -311,9 +317,10 @@ def rules_of(points: Sequence[Point], source: str) -> RuleSet:
         Name of the set.
     """
     rules: list[Rule] = []
-    key = lambda point: (point.place.layout, point.place.nodes, point.collective)  # noqa: E731
-    for _, group in itertools.groupby(sorted(points, key=lambda p: (*key(p), p.nbytes)), key):
-        row = list(group)
+    rows: dict[tuple[str, tuple[int, ...], str], list[Point]] = {}
+    for point in sorted(points, key=lambda p: p.nbytes):
+        rows.setdefault((point.place.layout, point.place.nodes, point.collective), []).append(point)
+    for row in rows.values():
         low = 0
         for number, point in enumerate(row):
             following = row[number + 1] if number + 1 < len(row) else None
