@@ -21,6 +21,8 @@ LAYOUTS: Final = ("shm", "net", "mixed")
 # Bytes that 128 float32 values take on the network, of 512 (docs/wire.md).
 WIRES: Final = {"f32": 512, "bf16": 256, "f16": 256, "int8": 129, "onebit": 17}
 _MAX: Final = 1 << 62
+_NUMBER: Final = r"(\d{1,20})\s*([KMGT]?)(?:i?B)?"
+_RANGE: Final = re.compile(rf"{_NUMBER}\s*(?:(-)\s*(?:{_NUMBER})?)?", re.IGNORECASE | re.ASCII)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -70,8 +72,7 @@ class Range:
         """
         if isinstance(text, int):
             return cls(text, text)
-        number = r"(\d{1,20})\s*([KMGT]?)(?:i?B)?"
-        found = re.fullmatch(rf"{number}\s*(?:(-)\s*(?:{number})?)?", text.strip(), re.IGNORECASE | re.ASCII)
+        found = _RANGE.fullmatch(text.strip())
         if found is None:
             raise InvalidArgument(
                 f"{text[:40]!r} is not a range; expected a number (just that one), low-high, or low- (from there on), "
