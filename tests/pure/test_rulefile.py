@@ -119,7 +119,10 @@ WRONG: list[tuple[str, str]] = [
     (text_of(RING, {**RING, "size": 3}), r"line 12, rules\[1\]: unknown member 'size'.*ranks, nodes"),
     (text_of({**RING, "collective": "allreduce"}), r"line 5, rules\[0\]: unknown collective 'allreduce'; did you mean"),
     (text_of({**RING, "collective": 3}), r"line 6, rules\[0\].collective: 3: expected text"),
-    (text_of({**RING, "algorithm": "rign"}), r"line 5, rules\[0\]: unknown all_reduce algorithm 'rign'.*ring"),
+    (
+        text_of({**RING, "algorithm": "rign"}),
+        r"line 5, rules\[0\]: unknown all_reduce algorithm 'rign'.*did you mean 'ring'\?",
+    ),
     (text_of({**RING, "algorithm": "ring:colour=2"}), r"rules\[0\]: all_reduce algorithm .*is not a parameter of ring"),
     (text_of({**RING, "algorithm": None}), r"line 7, rules\[0\].algorithm: null: expected text"),
     (text_of({**RING, "algorithm": "^nothing"}), r"unknown all_reduce algorithm 'nothing'"),

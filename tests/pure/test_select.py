@@ -56,7 +56,9 @@ def test_the_grammar_by_example() -> None:
         ("ring;", r"must begin with a collective"),
         ("^", r"unknown all_reduce algorithm ''"),
         ("ring,^linear", r"unknown all_reduce algorithm '\^linear'"),
-        ("^ring:segments=4", r"unknown all_reduce algorithm 'ring:segments=4'"),
+        ("^ring:segments=4", r"'ring:segments=4' is excluded with parameters"),
+        ("ring,binomail", r"'binomail'.*did you mean 'binomial'\?"),
+        ("^binomail", r"'binomail'.*did you mean 'binomial'\?"),
         ("ring:segments=0", r"expected 1..1024"),
         ("gather:^linear,binomial", r"leaves no algorithm for gather"),
     ],
@@ -97,9 +99,7 @@ def test_proto_by_example() -> None:
 
 
 def test_conditions_in_the_environment() -> None:
-    text = (
-        "all_reduce[bytes=0-64K]:linear; AllReduce [ranks=2-4, layout=net mixed]:^ring,two_shot; all_reduce:two_shot"
-    )
+    text = "all_reduce[bytes=0-64K]:linear; AllReduce [ranks=2-4, layout=net mixed]:^ring,two_shot; all_reduce:two_shot"
 
     def chosen(nbytes: int, layout: str, n: int) -> str:
         return select("all_reduce", nbytes, n, nodes(layout, n), env=algo(text)).algorithm
@@ -225,6 +225,8 @@ def test_a_demand_is_honoured_exactly_or_refused() -> None:
     )
     with pytest.raises(InvalidArgument, match=r"unknown all_reduce algorithm 'best'; valid ones: .*two_shot"):
         select("all_reduce", 8, 4, range(4), forced="best", env={})
+    with pytest.raises(InvalidArgument, match=r"unknown all_reduce algorithm 'rign'.*did you mean 'ring'\?"):
+        select("all_reduce", 8, 4, range(4), forced="rign", env={})
     with pytest.raises(InvalidArgument, match=r"unknown protocol 'shove'.*[vV]alid: push, pull"):
         select("all_reduce", 8, 4, range(4), protocol="shove", env={})
     with pytest.raises(InvalidArgument, match=f"at most {MAX_TRANSFERS}"):

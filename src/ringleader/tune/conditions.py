@@ -14,7 +14,7 @@ from ringleader.algorithms import COLLECTIVES
 from ringleader.errors import InvalidArgument
 
 __all__ = [
-    "ANY", "CONDITIONS", "LAYOUTS", "WIRES", "Conditions", "Range", "Situation", "layout_of", "unknown_word",
+    "ANY", "CONDITIONS", "LAYOUTS", "WIRES", "Conditions", "Range", "Situation", "layout_of", "nearest", "unknown_word",
 ]  # fmt: skip
 
 LAYOUTS: Final = ("shm", "net", "mixed")
@@ -26,6 +26,13 @@ _RANGE: Final = re.compile(rf"{_NUMBER}\s*(?:(-)\s*(?:{_NUMBER})?)?", re.IGNOREC
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
+def nearest(word: object, valid: Iterable[str]) -> str:
+    """The valid word most like `word`; empty if none is like it."""
+    if not isinstance(word, str) or len(word) > 80:
+        return ""
+    return next(iter(difflib.get_close_matches(word.strip().lower(), list(valid), n=1)), "")
+
+
 def unknown_word(kind: str, word: object, valid: Iterable[str]) -> str:
     """The message for a word that is none of the valid ones, with the nearest of them.
 
@@ -35,8 +42,8 @@ def unknown_word(kind: str, word: object, valid: Iterable[str]) -> str:
     "unknown protocol 'psh'; did you mean 'push'? Valid: push, pull"
     """
     words = list(valid)
-    near = difflib.get_close_matches(word.lower(), words, n=1) if isinstance(word, str) and len(word) < 80 else []
-    hint = f"; did you mean {near[0]!r}? Valid" if near else "; valid"
+    near = nearest(word, words)
+    hint = f"; did you mean {near!r}? Valid" if near else "; valid"
     shown = repr(word) if len(repr(word)) <= 80 else f"{repr(word)[:77]}..."
     return f"unknown {kind} {shown}{hint}: {', '.join(words)}"
 

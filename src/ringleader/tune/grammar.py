@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ringleader.algorithms import COLLECTIVES, canonical, get, names
+from ringleader.algorithms import COLLECTIVES, names
 from ringleader.errors import InvalidArgument
 from ringleader.tune.conditions import CONDITIONS, Conditions, Situation, unknown_word
-from ringleader.tune.rules import PROTOCOLS
+from ringleader.tune.rules import PROTOCOLS, known, unparametrised
 
 __all__ = ["ALGO", "PROTO", "Selection", "parse_algo", "parse_proto", "selected"]
 
@@ -160,9 +160,9 @@ def parse_algo(text: str) -> Mapping[str, tuple[Selection, ...]]:
 def _algorithms(collective: str, entry: _Entry, text: str) -> Selection:
     try:
         if entry.exclude:
-            specs = [get(collective, item).name for item in entry.items]
+            specs = [unparametrised(collective, item) for item in entry.items]
         else:
-            specs = [canonical(collective, item) for item in entry.items]
+            specs = [known(collective, item) for item in entry.items]
     except InvalidArgument as error:
         first = entry.items[0] == text.split(",")[0]
         also = f"; or begin with a collective and ':' ({', '.join(COLLECTIVES)})" if first else ""

@@ -25,7 +25,7 @@ from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import predict
 from ringleader.tune.grammar import ALGO, PROTO, Selection, parse_algo, parse_proto, selected
 from ringleader.tune.model import DEFAULT, Model
-from ringleader.tune.rules import PROTOCOLS, WIRES, Rule, RuleSet, Situation, layout_of, unknown_word
+from ringleader.tune.rules import PROTOCOLS, WIRES, Rule, RuleSet, Situation, known, layout_of, unknown_word
 
 __all__ = ["Choice", "Ruled", "problem", "ruled", "select", "select_wire", "spec_of"]
 
@@ -195,8 +195,9 @@ def select(
     situation = Situation(str(collective), nbytes, tuple(nodes), itemsize, wire)
     found = list(ruled(situation, (*rules, BUILT_IN)))
     if forced is not None:
-        check(collective, forced, n, nodes=situation.nodes)
-        made = Choice(canonical(collective, forced), "", "asked for by the call")
+        spec = known(situation.collective, forced)
+        check(situation.collective, spec, n, nodes=situation.nodes)
+        made = Choice(spec, "", "asked for by the call")
     elif (allowed := selected(parse_algo(env.get(ALGO, "")), situation)) is not None:
         made = _allowed(situation, found, allowed, model)
     else:
