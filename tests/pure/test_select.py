@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringleader.algorithms import COLLECTIVES, all_algorithms, build, canonical, check, get, names
+from ringleader.algorithms import COLLECTIVES, MAX_TRANSFERS, all_algorithms, build, canonical, check, get, names
 from ringleader.errors import InvalidArgument
 from ringleader.schedule import verify
 from ringleader.tune import PROTOCOLS, explain, parse_algo, parse_proto, predict, select
@@ -32,13 +32,13 @@ def algo(text: str) -> dict[str, str]:
 
 def test_the_grammar_by_example() -> None:
     parsed = parse_algo("ring,Tree ; Broadcast: BINOMIAL")
-    assert parsed["all_reduce"].items == ("ring", "double_binary_tree")
-    assert parsed["broadcast"].items == ("binomial",)
+    assert parsed["all_reduce"][0].items == ("ring", "double_binary_tree")
+    assert parsed["broadcast"][0].items == ("binomial",)
     assert set(parsed) == {"all_reduce", "broadcast"}
-    assert parse_algo("all_reduce:^ring,tree")["all_reduce"].filter(names("all_reduce")) == tuple(
+    assert parse_algo("all_reduce:^ring,tree")["all_reduce"][0].filter(names("all_reduce")) == tuple(
         name for name in names("all_reduce") if name not in ("ring", "double_binary_tree")
     )
-    assert parse_algo("ring:segments=4,two_shot")["all_reduce"].items == ("ring:segments=4", "two_shot")
+    assert parse_algo("ring:segments=4,two_shot")["all_reduce"][0].items == ("ring:segments=4", "two_shot")
     assert parse_algo("AllReduce:ring") == parse_algo("all_reduce:ring") == parse_algo("ring")
     assert parse_algo("") == parse_algo("  ") == {}
 
@@ -56,7 +56,9 @@ def test_the_grammar_by_example() -> None:
         ("ring;", r"must begin with a collective"),
         ("^", r"unknown all_reduce algorithm ''"),
         ("ring,^linear", r"unknown all_reduce algorithm '\^linear'"),
-        ("^ring:segments=4", r"unknown all_reduce algorithm 'ring:segments=4'"),
+        ("^ring:segments=4", r"'ring:segments=4' is excluded with parameters"),
+        ("ring,binomail", r"'binomail'.*did you mean 'binomial'\?"),
+        ("^binomail", r"'binomail'.*did you mean 'binomial'\?"),
         ("ring:segments=0", r"expected 1..1024"),
         ("gather:^linear,binomial", r"leaves no algorithm for gather"),
     ],
@@ -96,10 +98,57 @@ def test_proto_by_example() -> None:
     assert protocol("all_gather", "push,pull") == protocol("all_gather", "auto") == "pull"
 
 
-word = st.sampled_from(
-    [*COLLECTIVES, "allreduce", *PROTOCOLS, *(entry.name for entry in all_algorithms()), "tree", "segments=4", "x"]
+def test_conditions_in_the_environment() -> None:
+    text = "all_reduce[bytes=0-64K]:linear; AllReduce [ranks=2-4, layout=net mixed]:^ring,two_shot; all_reduce:two_shot"
+
+    def chosen(nbytes: int, layout: str, n: int) -> str:
+        return select("all_reduce", nbytes, n, nodes(layout, n), env=algo(text)).algorithm
+
+    assert chosen(64 << 10, "shm", 8) == chosen(8, "net", 4) == "linear"
+    assert chosen(1 << 20, "net", 4) == "rabenseifner"  # the next rule's
+    assert chosen(1 << 20, "net", 5) == chosen(1 << 20, "shm", 4) == "two_shot"
+    push = {"RINGLEADER_PROTO": "push;all_gather[bytes=0-1K]:pull"}
+    assert select("all_gather", 8, 2, [0, 0], env=push).protocol == "pull"
+    assert select("all_gather", 8192, 2, [0, 0], env=push).reason == "built-in rule for shm"
+    assert select("gather", 8, 2, [0, 0], env=push).protocol == "push"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[bytes=8]:ring", "must begin with a collective"),
+        ("all_reduce[bytes=8:ring", "unknown all_reduce algorithm"),
+        ("all_reduce[byte=8]:ring", "unknown condition 'byte'; did you mean 'bytes'.*ranks_per_node"),
+        ("all_reduce[bytes]:ring", "'bytes' in brackets"),
+        ("all_reduce[]:ring", "a condition is name=value"),
+        ("all_reduce[bytes=1M-1K]:ring", "condition bytes: range 1048576-1024: expected 0 <= low <= high"),
+        ("all_reduce[bytes=8,bytes=9]:ring", "bytes is given twice"),
+        ("all_reduce[layout=ib]:ring", "unknown layout 'ib'; valid: shm, net, mixed"),
+        ("all_reduce[layout=]:ring", "for no layout at all"),
+        ("all_reduce:ring;all_reduce[bytes=8]:linear", "put entries with conditions before the one without"),
+        ("all_reduce[bytes=8]:ring;all_reduce[bytes=8]:linear", r"two entries for all_reduce\[bytes=8\]"),
+        ("x" * 70000, "at most 65536"),
+    ],
 )
-junk = st.lists(st.one_of(word, st.sampled_from([":", ";", ",", "^", " ", "="])), max_size=12).map("".join)
+def test_wrong_conditions(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        parse_algo(text)
+
+
+word = st.sampled_from(
+    [
+        *COLLECTIVES,
+        "allreduce",
+        *PROTOCOLS,
+        *(entry.name for entry in all_algorithms()),
+        "tree",
+        "segments=4",
+        "x",
+        "bytes=8",
+        "ranks=2-",
+    ]
+)
+junk = st.lists(st.one_of(word, st.sampled_from([":", ";", ",", "^", " ", "=", "[", "]"])), max_size=12).map("".join)
 
 
 @given(st.one_of(junk, st.text(max_size=20)))
@@ -135,7 +184,7 @@ def sentences(draw: st.DrawFn) -> tuple[str, dict[str, tuple[bool, list[str]]]]:
 def test_only_what_is_allowed_is_chosen(sentence, layout: str, n: int, nbytes: int) -> None:
     text, meaning = sentence
     parsed = parse_algo(text)
-    assert {c: (s.exclude, list(s.items)) for c, s in parsed.items()} == meaning
+    assert {c: (s.exclude, list(s.items)) for c, (s,) in parsed.items()} == meaning
     for collective in COLLECTIVES:
         choice = select(collective, nbytes, n, nodes(layout, n), env=algo(text))
         name = choice.algorithm.partition(":")[0]
@@ -176,9 +225,11 @@ def test_a_demand_is_honoured_exactly_or_refused() -> None:
     )
     with pytest.raises(InvalidArgument, match=r"unknown all_reduce algorithm 'best'; valid ones: .*two_shot"):
         select("all_reduce", 8, 4, range(4), forced="best", env={})
+    with pytest.raises(InvalidArgument, match=r"unknown all_reduce algorithm 'rign'.*did you mean 'ring'\?"):
+        select("all_reduce", 8, 4, range(4), forced="rign", env={})
     with pytest.raises(InvalidArgument, match=r"unknown protocol 'shove'.*[vV]alid: push, pull"):
         select("all_reduce", 8, 4, range(4), protocol="shove", env={})
-    with pytest.raises(InvalidArgument, match="at most 4194304"):
+    with pytest.raises(InvalidArgument, match=f"at most {MAX_TRANSFERS}"):
         select("all_reduce", 8, 3000, range(3000), forced="ring", env={})
     with pytest.raises(InvalidArgument, match=r"RINGLEADER_ALGO allows no all_reduce algorithm that can run.*one_shot"):
         select("all_reduce", 8, 3000, range(3000), env=algo("ring,one_shot"))
@@ -328,4 +379,4 @@ def test_explain_shows_candidates_and_the_reason() -> None:
 def test_explain_names_limits() -> None:
     explanation = explain("all_reduce", 8, 3000, range(3000), env={})
     notes = {candidate.algorithm: candidate.note for candidate in explanation.candidates}
-    assert "at most 4194304" in notes["one_shot"]
+    assert f"at most {MAX_TRANSFERS}" in notes["one_shot"]

@@ -3,7 +3,7 @@
 One family a file. See docs/algorithms.md for the table.
 """
 
-from ringleader.algorithms import bruck, composed, direct, linear, recursive, ring, tree
+from ringleader.algorithms import bruck, composed, direct, hierarchical, linear, recursive, ring, tree
 from ringleader.algorithms.registry import (
     COLLECTIVES,
     MAX_TRANSFERS,
@@ -37,6 +37,7 @@ __all__ = [
     "direct",
     "forget",
     "get",
+    "hierarchical",
     "linear",
     "load_msccl",
     "names",

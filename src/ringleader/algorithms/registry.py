@@ -48,7 +48,7 @@ Params: TypeAlias = Mapping[str, Value]
 COLLECTIVES: tuple[str, ...] = tuple(collective.value for collective in Collective)
 
 # A transfer takes 29 bytes in the table and more once lowered: this many are about as much as a first call may cost.
-MAX_TRANSFERS = 1 << 22
+MAX_TRANSFERS = 5_000_000
 _CACHED_SCHEDULES = 64
 
 

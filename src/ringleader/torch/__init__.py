@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch.distributed as _distributed  # noqa: F401 - `register` looks for it
 
+from ringleader.executors.torch_p2p import run
 from ringleader.torch.register import register
 
 register()
 
-__all__ = ["register"]
+__all__ = ["register", "run"]

@@ -14,14 +14,23 @@ from ringleader.algorithms import COLLECTIVES
 from ringleader.errors import InvalidArgument
 
 __all__ = [
-    "ANY", "CONDITIONS", "LAYOUTS", "WIRES", "Conditions", "Range", "Situation", "layout_of", "unknown_word",
+    "ANY", "CONDITIONS", "LAYOUTS", "WIRES", "Conditions", "Range", "Situation", "layout_of", "nearest", "unknown_word",
 ]  # fmt: skip
 
 LAYOUTS: Final = ("shm", "net", "mixed")
 # Bytes that 128 float32 values take on the network, of 512 (docs/wire.md).
 WIRES: Final = {"f32": 512, "bf16": 256, "f16": 256, "int8": 129, "onebit": 17}
 _MAX: Final = 1 << 62
+_NUMBER: Final = r"(\d{1,20})\s*([KMGT]?)(?:i?B)?"
+_RANGE: Final = re.compile(rf"{_NUMBER}\s*(?:(-)\s*(?:{_NUMBER})?)?", re.IGNORECASE | re.ASCII)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def nearest(word: object, valid: Iterable[str]) -> str:
+    """The valid word most like `word`; empty if none is like it."""
+    if not isinstance(word, str) or len(word) > 80:
+        return ""
+    return next(iter(difflib.get_close_matches(word.strip().lower(), list(valid), n=1)), "")
 
 
 def unknown_word(kind: str, word: object, valid: Iterable[str]) -> str:
@@ -33,8 +42,8 @@ def unknown_word(kind: str, word: object, valid: Iterable[str]) -> str:
     "unknown protocol 'psh'; did you mean 'push'? Valid: push, pull"
     """
     words = list(valid)
-    near = difflib.get_close_matches(word.lower(), words, n=1) if isinstance(word, str) and len(word) < 80 else []
-    hint = f"; did you mean {near[0]!r}? Valid" if near else "; valid"
+    near = nearest(word, words)
+    hint = f"; did you mean {near!r}? Valid" if near else "; valid"
     shown = repr(word) if len(repr(word)) <= 80 else f"{repr(word)[:77]}..."
     return f"unknown {kind} {shown}{hint}: {', '.join(words)}"
 
@@ -70,8 +79,7 @@ class Range:
         """
         if isinstance(text, int):
             return cls(text, text)
-        number = r"(\d{1,20})\s*([KMGT]?)(?:i?B)?"
-        found = re.fullmatch(rf"{number}\s*(?:(-)\s*(?:{number})?)?", text.strip(), re.IGNORECASE | re.ASCII)
+        found = _RANGE.fullmatch(text.strip())
         if found is None:
             raise InvalidArgument(
                 f"{text[:40]!r} is not a range; expected a number (just that one), low-high, or low- (from there on), "

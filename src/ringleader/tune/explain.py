@@ -11,7 +11,7 @@ from ringleader.algorithms import names
 from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import Cost, predict
-from ringleader.tune.grammar import ALGO, parse_algo
+from ringleader.tune.grammar import ALGO, parse_algo, selected
 from ringleader.tune.model import DEFAULT, Model
 from ringleader.tune.rules import RuleSet, Situation, layout_of
 from ringleader.tune.select import Choice, Ruled, problem, ruled, select
@@ -87,7 +87,7 @@ def explain(
     choice = select(collective, nbytes, n, nodes, itemsize, forced, protocol, env, rules=rules, wire=wire, model=model)
     situation = Situation(str(collective), nbytes, tuple(nodes), itemsize, wire)
     layout = layout_of(situation.nodes)
-    allowed = parse_algo(env.get(ALGO, "")).get(collective)
+    allowed = selected(parse_algo(env.get(ALGO, "")), situation)
     chosen = choice.algorithm.partition(":")[0]
     passed = list(ruled(situation, (*rules, BUILT_IN)))
     forbidden = {

@@ -18,9 +18,11 @@ a number in it, its size, depth and number of rules are limited, and whatever is
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import json.decoder
 import json.scanner
+import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,16 +40,30 @@ VERSION: Final = 1
 MAX_BYTES: Final = 1 << 20
 MAX_RULES: Final = 4096
 _MAX_DEPTH: Final = 8
+_MAX_VALUES: Final = 1 << 16  # 4096 rules with all their members have fewer
 
 
 # ------------------------------------------------------------------------------------------------ JSON with lines
 
 
 class _Members(dict[str, Any]):
-    """An object of the text: its members, and the line of each; `line` is its own."""
+    """An object of the text: its members, and where they are."""
 
-    line: int
-    lines: dict[str, int]
+    def __init__(
+        self, pairs: list[tuple[str, Any]], start: int, starts: list[int], lines: Callable[[int], int]
+    ) -> None:
+        super().__init__(pairs)
+        self._start, self._lines = start, lines
+        self._starts = dict(zip((key for key, _ in pairs), starts, strict=True))
+
+    @property
+    def line(self) -> int:
+        """The line on which the object begins."""
+        return self._lines(self._start)
+
+    def line_of(self, name: str) -> int:
+        """The line of a member; of the object if it has none of this name."""
+        return self._lines(self._starts.get(name, self._start))
 
 
 class _Reader(json.JSONDecoder):
@@ -55,9 +71,10 @@ class _Reader(json.JSONDecoder):
 
     def __init__(self, text: str, source: str) -> None:
         self._source = source
-        self._ends = [place for place, letter in enumerate(text) if letter == "\n"]
+        self._text = text
         # Where the values of every object or array that is open began; the innermost is the last.
         self._open: list[list[int]] = []
+        self._values = self._opened = 0
         super().__init__(
             object_pairs_hook=self._pairs,
             parse_constant=lambda word: self._fail(word, "is not JSON"),
@@ -72,11 +89,18 @@ class _Reader(json.JSONDecoder):
         inner = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
 
         def scan_once(text: str, index: int) -> Any:
+            self._values += 1
+            if self._values > _MAX_VALUES:
+                raise InvalidArgument(f"{source}, line {self.line(index)}: more than {_MAX_VALUES} values")
             if self._open:
                 self._open[-1].append(index)
             return inner(text, index)
 
         self.scan_once = scan_once
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        return [found.start() for found in re.finditer("\n", self._text)]
 
     def line(self, index: int) -> int:
         """The line, from 1, of a place in the text."""
@@ -95,6 +119,10 @@ class _Reader(json.JSONDecoder):
         if len(self._open) >= _MAX_DEPTH:
             where = f"{self._source}, line {self.line(start[1])}"
             raise InvalidArgument(f"{where}: objects and arrays are nested deeper than {_MAX_DEPTH}")
+        self._opened += 1
+        if self._opened > MAX_RULES + 2:  # the file, its array, and the rules
+            where = f"{self._source}, line {self.line(start[1])}"
+            raise InvalidArgument(f"{where}: too many objects or arrays; expected at most {MAX_RULES} rules")
         self._open.append([])
         try:
             return parse()
@@ -103,11 +131,8 @@ class _Reader(json.JSONDecoder):
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> _Members:
         starts = self._open[-1]
-        members = _Members(pairs)
-        members.lines = {key: self.line(start) for (key, _), start in zip(pairs, starts, strict=True)}
-        # An object's own line is where its first member is: an empty one takes the line of what holds it.
-        outer = self._open[-2][-1] if len(self._open) > 1 else 0
-        members.line = self.line(outer)
+        # The object itself is the latest value of what holds it.
+        members = _Members(pairs, self._open[-2][-1] if len(self._open) > 1 else 0, starts, self.line)
         if len(members) < len(pairs):
             seen: set[str] = set()
             for (key, _), start in zip(pairs, starts, strict=True):
@@ -178,7 +203,7 @@ def _members_of(value: object, valid: tuple[str, ...], line: int, element: str, 
     for name in value:
         if name not in valid:
             raise InvalidArgument(
-                f"{source}, line {value.lines[name]}, {element}: {unknown_word('member', name, valid)}"
+                f"{source}, line {value.line_of(name)}, {element}: {unknown_word('member', name, valid)}"
             )
     return value
 
@@ -191,7 +216,7 @@ def _rule(value: object, line: int, element: str, source: str) -> Rule:
         try:
             fields[field] = read(content)
         except InvalidArgument as error:
-            where = f"{source}, line {members.lines[name]}, {element}.{name}"
+            where = f"{source}, line {members.line_of(name)}, {element}.{name}"
             raise InvalidArgument(f"{where}: {_shown(content)}: {error}") from None
     if "collective" not in fields:
         raise InvalidArgument(f"{source}, line {line}, {element}: member collective is missing; expected for example "
@@ -236,21 +261,17 @@ def loads(text: str, source: str = "rules") -> RuleSet:
     for name, expected in (("format", FORMAT), ("version", VERSION)):
         found = whole.get(name)
         if found != expected or isinstance(found, bool):
-            line = whole.lines.get(name, 1)
+            line = whole.line_of(name)
             shown = f"{name} is {_shown(found)}" if name in whole else f"member {name} is missing"
             raise InvalidArgument(f"{source}, line {line}: {shown}; expected {_shown(expected)}")
     entries = whole.get("rules")
     if not isinstance(entries, list):
-        line = whole.lines.get("rules", 1)
+        line = whole.line_of("rules")
         shown = f"rules is {_shown(entries)}" if "rules" in whole else "member rules is missing"
         raise InvalidArgument(f"{source}, line {line}: {shown}; expected an array of rules")
-    if len(entries) > MAX_RULES:
-        raise InvalidArgument(
-            f"{source}, line {whole.lines['rules']}, rules: {len(entries)} rules; expected at most {MAX_RULES}"
-        )
     rules = []
     for index, entry in enumerate(entries):
-        line = entry.line if isinstance(entry, _Members) else whole.lines["rules"]
+        line = entry.line if isinstance(entry, _Members) else whole.line_of("rules")
         rules.append(_rule(entry, line, f"rules[{index}]", source))
     return RuleSet(tuple(rules), source)
 

@@ -22,12 +22,13 @@ from ringleader.tune.conditions import (
     Range,
     Situation,
     layout_of,
+    nearest,
     unknown_word,
 )  # fmt: skip
 
 __all__ = [
     "ANY", "LAYOUTS", "MAX_CHANNELS", "PROTOCOLS", "REDUCTIONS", "WIRES", "Conditions", "Range", "Rule", "RuleSet",
-    "Situation", "layout_of", "unknown_word",
+    "Situation", "known", "layout_of", "unknown_word", "unparametrised",
 ]  # fmt: skip
 
 PROTOCOLS: Final = ("push", "pull")
@@ -124,14 +125,44 @@ class Rule(Conditions):
         return f"{self.head}: {' '.join(filter(None, chosen))}"
 
 
+def known(collective: str, spec: str) -> str:
+    """The canonical form of a spec; the error for an unknown name suggests the nearest.
+
+    Raises
+    ------
+    InvalidArgument
+        As `ringleader.algorithms.canonical`.
+    """
+    try:
+        return canonical(collective, spec)
+    except InvalidArgument as error:
+        name = str(spec).partition(":")[0]
+        valid = names(collective)
+        near = nearest(name, valid) if name.strip().lower() not in valid else ""
+        raise InvalidArgument(f"{error}; did you mean {near!r}?" if near else str(error)) from None
+
+
 def _algorithm(collective: str, text: str) -> str:
     """The canonical form of what a rule says about the algorithm."""
     if not text.startswith("^"):
-        return canonical(collective, text) if text else ""
-    excluded = dict.fromkeys(get(collective, item).name for item in text[1:].split(","))
+        return known(collective, text) if text else ""
+    excluded = dict.fromkeys(unparametrised(collective, item) for item in text[1:].split(","))
     if set(excluded) == set(names(collective)):
         raise InvalidArgument(f"{text!r} leaves no algorithm for {collective}; exclude fewer")
     return "^" + ",".join(excluded)
+
+
+def unparametrised(collective: str, name: str) -> str:
+    """An algorithm's own name from one without parameters: those of an exclusion.
+
+    Raises
+    ------
+    InvalidArgument
+        Unknown, or with parameters.
+    """
+    if ":" in name:
+        raise InvalidArgument(f"{name!r} is excluded with parameters; expected a name, which excludes them all")
+    return known(collective, name).partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)

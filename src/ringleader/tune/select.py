@@ -23,9 +23,9 @@ from ringleader.algorithms import MAX_TRANSFERS, canonical, check, names
 from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import predict
-from ringleader.tune.grammar import ALGO, PROTO, Selection, parse_algo, parse_proto
+from ringleader.tune.grammar import ALGO, PROTO, Selection, parse_algo, parse_proto, selected
 from ringleader.tune.model import DEFAULT, Model
-from ringleader.tune.rules import PROTOCOLS, WIRES, Rule, RuleSet, Situation, layout_of, unknown_word
+from ringleader.tune.rules import PROTOCOLS, WIRES, Rule, RuleSet, Situation, known, layout_of, unknown_word
 
 __all__ = ["Choice", "Ruled", "problem", "ruled", "select", "select_wire", "spec_of"]
 
@@ -195,14 +195,15 @@ def select(
     situation = Situation(str(collective), nbytes, tuple(nodes), itemsize, wire)
     found = list(ruled(situation, (*rules, BUILT_IN)))
     if forced is not None:
-        check(collective, forced, n, nodes=situation.nodes)
-        made = Choice(canonical(collective, forced), "", "asked for by the call")
-    elif (allowed := parse_algo(env.get(ALGO, "")).get(situation.collective)) is not None:
+        spec = known(situation.collective, forced)
+        check(situation.collective, spec, n, nodes=situation.nodes)
+        made = Choice(spec, "", "asked for by the call")
+    elif (allowed := selected(parse_algo(env.get(ALGO, "")), situation)) is not None:
         made = _allowed(situation, found, allowed, model)
     else:
         made = _by_rules(situation, found, model)
     usable = next((rule.protocol for _, rule, _, why in found if rule.protocol and not why), PROTOCOLS[0])
-    chosen, why = _protocol(situation.collective, usable, protocol, env.get(PROTO, ""))
+    chosen, why = _protocol(situation, usable, protocol, env.get(PROTO, ""))
     reason = "; ".join(filter(None, (made.reason, why)))
     return Choice(made.algorithm, chosen, reason, made.channels, made.rule)
 
@@ -258,12 +259,12 @@ def _cheapest(situation: Situation, specs: Sequence[str], who: str, model: Model
     return min(possible, key=seconds)
 
 
-def _protocol(collective: str, ruled: str, forced: str | None, text: str) -> tuple[str, str]:
+def _protocol(situation: Situation, ruled: str, forced: str | None, text: str) -> tuple[str, str]:
     if forced is not None:
         if forced.lower() not in PROTOCOLS:
             raise InvalidArgument(unknown_word("protocol", forced, PROTOCOLS))
         return forced.lower(), "protocol asked for by the call"
-    selection = parse_proto(text).get(collective)
+    selection = selected(parse_proto(text), situation)
     if selection is None:
         return ruled, ""
     return ruled if selection.allows(ruled) else selection.filter(PROTOCOLS)[0], f"protocol by {PROTO}"
