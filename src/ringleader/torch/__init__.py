@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as _distributed  # noqa: F401 - `register` looks for it
 
+from ringleader.torch.launch import init_process_group
 from ringleader.torch.register import register
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 register()
 
-__all__ = ["register", "run"]
+__all__ = ["init_process_group", "register", "run"]
 
 
 def __getattr__(name: str) -> Any:
