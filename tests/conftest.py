@@ -20,10 +20,11 @@ def _is_launcher_variable(name: str) -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_outer_job() -> Iterator[None]:
-    """Tests see no launcher variables but their own; RINGLEADER_ISA is kept, to run all tests on other kernels."""
+    """Tests see no launcher variables but their own. Kept are RINGLEADER_ISA, to run all tests on other kernels, and
+    RINGLEADER_UCX_LIBRARY, which tells where UCX is."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if _is_launcher_variable(name) and name != "RINGLEADER_ISA":
+            if _is_launcher_variable(name) and name not in ("RINGLEADER_ISA", "RINGLEADER_UCX_LIBRARY"):
                 patch.delenv(name)
         yield
 

@@ -1,4 +1,4 @@
-"""The native engine keeps the suite, over shared memory and over TCP."""
+"""The native engine keeps the suite, over shared memory, over TCP and over UCX."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import drive
 import pytest
 from cases import Case
 from suite import CollectiveConformance
+from ucx_support import why_no_ucx
 
 import ringleader as rl
 
 
 class _Engine(CollectiveConformance):
     transport: ClassVar[str]
+    env: ClassVar[dict[str, str]] = {}
     group: ClassVar[rl.WorkerGroup | None] = None
 
     @pytest.fixture(scope="class", autouse=True)
@@ -31,7 +33,7 @@ class _Engine(CollectiveConformance):
         if cls.group is None or cls.group.size != n:
             if cls.group is not None:
                 cls.group.close()
-            cls.group = rl.WorkerGroup(n, transport=self.transport)
+            cls.group = rl.WorkerGroup(n, transport=self.transport, env=self.env)
         try:
             return [failure for rank in cls.group.run(drive.run_cases, batch, timeout=100) for failure in rank]
         except BaseException:
@@ -46,3 +48,22 @@ class TestSharedMemory(_Engine):
 
 class TestTcp(_Engine):
     transport = "tcp"
+
+
+class _Ucx(_Engine):
+    transport = "ucx"
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _need_ucx(cls) -> None:
+        if reason := why_no_ucx():
+            pytest.skip(reason)
+
+
+class TestUcxOverTcp(_Ucx):
+    env: ClassVar[dict[str, str]] = {"UCX_TLS": "tcp,self"}
+
+
+class TestUcxOverSharedMemory(_Ucx):
+    env: ClassVar[dict[str, str]] = {"UCX_TLS": "sm,self"}
+    counts = (0, 1, 7, 33, 1000, 65537)

@@ -1,0 +1,479 @@
+#include "transport/ucx/ucx_link.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "transport/message.hpp"
+
+namespace ringleader {
+
+namespace {
+
+constexpr std::size_t kHeaderAt = 16;                // so that the payload after the header is aligned for kernels
+constexpr std::size_t kPayloadAt = kHeaderAt + sizeof(MessageHeader);
+constexpr std::size_t kFirstBytes = kPayloadAt + UcxLink::kInline;
+static_assert(kPayloadAt % UcxWorker::kAlign == 0);
+
+constexpr std::size_t kSendsInFlight = 16;           // UCX messages of a link at a time
+constexpr std::size_t kMessagesAhead = 4;            // receives whose headers are awaited at a time
+constexpr std::size_t kFragmentsInFlight = 4;        // fragments of one message that are received at a time
+constexpr std::size_t kFoldMemory = 32 << 20;        // of all links; beyond it a link has one fold buffer
+// Small messages are copied by the receiving UCX before they are asked for. Every so many, the sender waits until the
+// receiver has caught up, so that what lies there is bounded.
+constexpr std::uint32_t kAcknowledgeEvery = 64;
+constexpr auto kCloseLimit = std::chrono::milliseconds(200);
+
+std::uint64_t inline_bytes(const MessageHeader& header) { return header.bytes <= UcxLink::kInline ? header.bytes : 0; }
+
+}  // namespace
+
+// ---------------------------------------------------------------- set-up and end
+
+UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, Rank self, Rank peer, std::uint8_t channel,
+                 std::string peer_name)
+    : worker_(std::move(worker)),
+      api_(worker_->api()),
+      peer_(peer),
+      peer_name_(std::move(peer_name)),
+      // Sender, channel, number: all links of a worker receive from one stock of messages.
+      send_numbers_{static_cast<std::uint64_t>(self) << 40 | static_cast<std::uint64_t>(channel) << 32},
+      recv_numbers_{static_cast<std::uint64_t>(peer) << 40 | static_cast<std::uint64_t>(channel) << 32} {
+  connect(address);
+}
+
+UcxLink::~UcxLink() { close(); }
+
+void UcxLink::connect(const std::string& address) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = failed;
+  params.err_handler.arg = this;
+  ucs_status_t status;
+  {
+    const ucx::Quiet quiet(api_);
+    status = api_.ep_create(worker_->handle(), &params, &endpoint_);
+  }
+  if (status == UCS_ERR_UNREACHABLE || status == UCS_ERR_UNSUPPORTED) {
+    // UCX's shared memory cannot tell that a peer died; then only the control connection does.
+    watched_ = false;
+    params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
+    status = api_.ep_create(worker_->handle(), &params, &endpoint_);
+  }
+  if (status != UCS_OK)
+    throw Error(status == UCS_ERR_UNREACHABLE ? ErrorKind::invalid : ErrorKind::peer_lost,
+                "UCX " + api_.version() + " cannot reach " + peer_name_ + ": " + api_.status_string(status) +
+                    "; do UCX_TLS and UCX_NET_DEVICES (RINGLEADER_IB_HCA) name networks that both hosts share?",
+                {peer_});
+}
+
+// Afterwards UCX writes to none of the buffers given to this link, or only until the worker is gone, which the last link
+// to be closed releases.
+void UcxLink::close() {
+  if (!failure_) failure_.emplace(ErrorKind::closed, "connection to " + peer_name_ + " was closed by this rank");
+  if (!worker_) return;
+  std::vector<std::unique_ptr<Operation>> open;
+  const auto collect = [&](auto& messages) {
+    for (auto& message : messages)
+      for (auto& operation : message.operations) open.push_back(std::move(operation));
+    messages.clear();
+  };
+  collect(recvs_);
+  const std::size_t receives = open.size();
+  collect(sends_);
+  if (flush_) open.push_back(std::move(flush_));
+  if (!worker_->usable()) {
+    for (auto& operation : open) static_cast<void>(operation.release());
+    static_cast<void>(new std::shared_ptr<UcxWorker>(std::move(worker_)));  // the parent's
+    return;
+  }
+  for (std::size_t i = 0; i < receives; ++i)
+    if (!open[i]->done) api_.request_cancel(worker_->handle(), open[i]->request);
+  auto closing = std::make_unique<Operation>(api_);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.flags = watched_ ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+  param.cb.send = sent;
+  param.user_data = closing.get();
+  ucs_status_ptr_t request = api_.ep_close_nbx(endpoint_, &param);
+  closing->done = !UCS_PTR_IS_PTR(request);
+  open.push_back(std::move(closing));
+  const auto until = std::chrono::steady_clock::now() + kCloseLimit;
+  const auto all_done = [&] { return std::all_of(open.begin(), open.end(), [](const auto& o) { return o->done; }); };
+  while (!all_done() && std::chrono::steady_clock::now() < until) worker_->progress();
+  for (auto& operation : open)
+    if (!operation->done) worker_->keep(std::move(operation));
+  worker_.reset();
+}
+
+short UcxLink::poll_events() const {
+  const bool waits = !recvs_.empty() || !sends_.empty() || !held_recvs_.empty() || !held_sends_.empty();
+  return waits ? POLLIN : 0;
+}
+
+// ---------------------------------------------------------------- posting
+
+template <class Request>
+UcxLink::Message<Request> UcxLink::numbered(Request&& request, Numbers& numbers) {
+  const std::uint64_t bytes = request.header.bytes;
+  const std::uint64_t fragments = bytes <= kInline ? 0 : (bytes + kFragment - 1) / kFragment;
+  Message<Request> message{std::move(request)};
+  message.number = numbers.next;
+  message.acknowledged = ++numbers.messages % kAcknowledgeEvery == 0;
+  numbers.next += static_cast<std::uint32_t>(1 + fragments);
+  return message;
+}
+
+void UcxLink::post_send(SendRequest&& request) {
+  check_posted(request.header, request.pieces);
+  sends_.push_back(numbered(std::move(request), send_numbers_));
+}
+
+void UcxLink::post_recv(RecvRequest&& request) {
+  check_posted(request.header, request.pieces);
+  check_fold(request, UcxWorker::kAlign);
+  if (request.fold != nullptr && request.header.bytes > kInline && kFragment % request.item != 0)
+    throw Error(ErrorKind::internal, "items of " + std::to_string(request.item) + " bytes cannot be folded from fragments of " +
+                                         std::to_string(kFragment));
+  recvs_.push_back(numbered(std::move(request), recv_numbers_));
+}
+
+bool UcxLink::progress() {
+  if (failure_) throw *failure_;
+  try {
+    worker_->progress();
+    bool moved = receive_some();
+    moved |= send_some();
+    moved |= flush();
+    // Only once nothing more comes of what had arrived before.
+    if (!moved && endpoint_status_ != UCS_OK && !(sends_.empty() && recvs_.empty())) throw lost(endpoint_status_);
+    return moved;
+  } catch (const Error& error) {
+    failure_ = error;
+    throw;
+  }
+}
+
+// ---------------------------------------------------------------- sending
+
+bool UcxLink::send_some() {
+  bool moved = false;
+  while (sends_posted_ < sends_.size() && send_operations_ < kSendsInFlight) {
+    Outgoing& message = sends_[sends_posted_];
+    if (!message.header_posted) start(message);
+    while (message.posted < message.request.header.bytes && send_operations_ < kSendsInFlight) send_fragment(message);
+    if (message.posted == message.request.header.bytes) ++sends_posted_;
+    moved = true;
+  }
+  while (!sends_.empty()) {
+    Outgoing& message = sends_.front();
+    auto& operations = message.operations;
+    while (!operations.empty() && operations.front()->done) {
+      Operation& operation = *operations.front();
+      check_operation(operation);
+      bytes_sent += operation.bytes;
+      if (operation.buffer) worker_->give(std::move(operation.buffer), kFirstBytes);
+      operations.pop_front();
+      --send_operations_;
+      moved = true;
+    }
+    if (sends_posted_ == 0 || !operations.empty()) break;
+    std::uint32_t* const done = message.request.done;
+    sends_.pop_front();
+    --sends_posted_;
+    held_sends_.waiting.push_back(done);
+    // A later message will be waited for, so this one need not.
+    if (!sends_.empty()) held_sends_.tell();
+    moved = true;
+  }
+  return moved;
+}
+
+void UcxLink::start(Outgoing& message) {
+  auto operation = std::make_unique<Operation>(api_);
+  operation->buffer = worker_->take(kFirstBytes);
+  std::byte* at = operation->buffer.get() + kHeaderAt;
+  std::memcpy(at, &message.request.header, sizeof(MessageHeader));
+  std::size_t bytes = sizeof(MessageHeader);
+  if (inline_bytes(message.request.header) > 0)
+    for (const Piece& piece : message.request.pieces) {
+      if (piece.bytes > 0) std::memcpy(at + bytes, piece.data, piece.bytes);
+      bytes += piece.bytes;
+    }
+  operation->bytes = bytes;
+  message.posted = inline_bytes(message.request.header);
+  message.header_posted = true;
+  Operation& posted = *operation;
+  message.operations.push_back(std::move(operation));
+  ++send_operations_;
+  post(posted, true, message.acknowledged, send_numbers_.tag(message.number), at, bytes, false);
+}
+
+namespace {
+
+// The pieces of the next `bytes` bytes, from `cursor` on, which moves past them.
+template <class Cursor>
+std::vector<ucp_dt_iov_t> cut(const std::vector<Piece>& pieces, Cursor& cursor, std::size_t bytes) {
+  std::vector<ucp_dt_iov_t> result;
+  while (bytes > 0) {
+    const Piece& piece = pieces[cursor.piece];
+    const std::size_t n = std::min(bytes, piece.bytes - cursor.offset);
+    if (n > 0) result.push_back({static_cast<char*>(piece.data) + cursor.offset, n});
+    bytes -= n;
+    cursor.offset += n;
+    if (cursor.offset == piece.bytes) {
+      ++cursor.piece;
+      cursor.offset = 0;
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+void UcxLink::send_fragment(Outgoing& message) {
+  const std::size_t bytes = std::min<std::uint64_t>(kFragment, message.request.header.bytes - message.posted);
+  const std::uint64_t tag = send_numbers_.tag(message.number + 1 + message.posted / kFragment);
+  auto operation = std::make_unique<Operation>(api_);
+  operation->bytes = bytes;
+  operation->pieces = cut(message.request.pieces, message.cursor, bytes);
+  message.posted += bytes;
+  Operation& posted = *operation;
+  message.operations.push_back(std::move(operation));
+  ++send_operations_;
+  const bool one = posted.pieces.size() == 1;
+  post(posted, true, false, tag, one ? posted.pieces[0].buffer : posted.pieces.data(), one ? bytes : posted.pieces.size(), !one);
+}
+
+// ---------------------------------------------------------------- receiving
+
+// Receives posted together touch different memory (the engine posts one that depends on another only after it), so those of
+// several messages are in flight at a time; what is told is told in order.
+bool UcxLink::receive_some() {
+  bool moved = false;
+  bool stalled = false;
+  for (std::size_t i = 0; i < std::min(recvs_.size(), kMessagesAhead); ++i) {
+    Incoming& message = recvs_[i];
+    if (!message.header_posted) start(message);
+    moved |= take_arrived(message);
+    // A message's fragments are received only after those of its predecessors are all on their way.
+    if (message.header_done && !stalled) moved |= receive_fragments(message, stalled);
+    stalled |= !message.header_done || message.posted < message.request.header.bytes;
+  }
+  while (!recvs_.empty()) {
+    Incoming& message = recvs_.front();
+    if (!message.header_done || message.posted < message.request.header.bytes || !message.operations.empty()) break;
+    std::uint32_t* const done = message.request.done;
+    // Where this side answered (large: where the data may go, or that it came), the answer must be on its way.
+    const bool answered = message.acknowledged || message.request.header.bytes > kInline;
+    recvs_.pop_front();
+    held_recvs_.waiting.push_back(done);
+    if (!recvs_.empty() || (!answered && held_recvs_.waiting.size() == 1 && held_recvs_.flushing.empty())) held_recvs_.tell();
+    moved = true;
+  }
+  return moved;
+}
+
+void UcxLink::start(Incoming& message) {
+  message.header_posted = true;
+  auto operation = std::make_unique<Operation>(api_);
+  operation->buffer = worker_->take(kFirstBytes);
+  Operation& posted = *operation;
+  message.operations.push_back(std::move(operation));
+  post(posted, false, false, recv_numbers_.tag(message.number), posted.buffer.get() + kHeaderAt, kFirstBytes - kHeaderAt, false);
+}
+
+bool UcxLink::take_arrived(Incoming& message) {
+  bool moved = false;
+  while (!message.operations.empty() && message.operations.front()->done) {
+    Operation& operation = *message.operations.front();
+    if (!message.header_done)
+      take_header(message, operation);
+    else
+      take_fragment(message, operation);
+    bytes_received += operation.received;
+    message.operations.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+void UcxLink::take_header(Incoming& message, Operation& operation) {
+  MessageHeader got{};
+  if (operation.status == UCS_ERR_MESSAGE_TRUNCATED || (operation.status == UCS_OK && operation.received < sizeof got)) {
+    // No message of this protocol: too long or too short for a header with what goes with it.
+    check_header(message.request.header, got, peer_, peer_name_);
+  }
+  check_operation(operation);
+  std::memcpy(&got, operation.buffer.get() + kHeaderAt, sizeof got);
+  check_header(message.request.header, got, peer_, peer_name_);
+  const std::uint64_t bytes = inline_bytes(got);
+  if (operation.received != sizeof got + bytes)
+    throw Error(ErrorKind::mismatch, peer_name_ + " sent " + std::to_string(operation.received) + " bytes where this rank expects " +
+                                         std::to_string(sizeof got + bytes) + ": do all ranks run the same version?", {peer_});
+  message.header_done = true;
+  store(message, operation.buffer.get() + kPayloadAt, bytes);
+  message.posted = bytes;
+  worker_->give(std::move(operation.buffer), kFirstBytes);
+}
+
+bool UcxLink::receive_fragments(Incoming& message, bool& stalled) {
+  bool moved = false;
+  while (message.posted < message.request.header.bytes) {
+    const bool fold = message.request.fold != nullptr;
+    const bool memory = !fold || fragment_buffers_ == 0 || worker_->taken() < kFoldMemory;
+    if (message.operations.size() >= kFragmentsInFlight || !memory) {
+      stalled = true;
+      break;
+    }
+    const std::size_t bytes = std::min<std::uint64_t>(kFragment, message.request.header.bytes - message.posted);
+    auto operation = std::make_unique<Operation>(api_);
+    operation->bytes = bytes;
+    if (fold) {
+      operation->buffer = worker_->take(kFragment);
+      operation->pieces.push_back({operation->buffer.get(), bytes});
+      ++fragment_buffers_;
+    } else {
+      operation->pieces = cut(message.request.pieces, message.cursor, bytes);
+    }
+    const std::uint64_t tag = recv_numbers_.tag(message.number + 1 + message.posted / kFragment);
+    message.posted += bytes;
+    Operation& posted = *operation;
+    message.operations.push_back(std::move(operation));
+    const bool one = posted.pieces.size() == 1;
+    post(posted, false, false, tag, one ? posted.pieces[0].buffer : posted.pieces.data(), one ? bytes : posted.pieces.size(), !one);
+    moved = true;
+  }
+  return moved;
+}
+
+void UcxLink::take_fragment(Incoming& message, Operation& operation) {
+  check_operation(operation);
+  if (operation.received != operation.bytes)
+    throw Error(ErrorKind::mismatch, peer_name_ + " sent " + std::to_string(operation.received) + " bytes where this rank expects " +
+                                         std::to_string(operation.bytes) + ": do all ranks run the same version?", {peer_});
+  if (!operation.buffer) return;
+  store(message, operation.buffer.get(), operation.bytes);
+  worker_->give(std::move(operation.buffer), kFragment);
+  --fragment_buffers_;
+}
+
+// Stores or folds the next bytes. Invariant: they are whole items, since pieces and fragments are, and so is each part.
+void UcxLink::store(Incoming& message, const std::byte* data, std::size_t bytes) {
+  const RecvRequest& request = message.request;
+  if (bytes == 0) return;
+  for (const ucp_dt_iov_t& part : cut(request.pieces, message.cursor, bytes)) {
+    if (request.fold != nullptr)
+      request.fold(request.fold_context, part.buffer, data, part.length);
+    else
+      std::memcpy(part.buffer, data, part.length);
+    data += part.length;
+  }
+}
+
+// ---------------------------------------------------------------- telling
+
+void UcxLink::Held::tell() {
+  for (auto* list : {&flushing, &waiting}) {
+    for (std::uint32_t* done : *list)
+      if (done != nullptr) *done = 1;
+    list->clear();
+  }
+}
+
+// UCX reports a small send when it has taken the bytes over, not when they have left; they leave in later calls of
+// progress(), which a rank whose operation is complete does not make. So the last messages of a queue count as complete
+// only when all that this side had to send has left. If the peer is gone, nothing needs to leave any more.
+bool UcxLink::flush() {
+  bool moved = false;
+  if (flush_ && flush_->done) {
+    flush_.reset();
+    for (Held* held : {&held_sends_, &held_recvs_}) {
+      for (std::uint32_t* done : held->flushing)
+        if (done != nullptr) *done = 1;
+      held->flushing.clear();
+    }
+    moved = true;
+  }
+  if (flush_ || (held_sends_.waiting.empty() && held_recvs_.waiting.empty())) return moved;
+  if (endpoint_status_ == UCS_OK) {
+    auto operation = std::make_unique<Operation>(api_);
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    param.cb.send = sent;
+    param.user_data = operation.get();
+    ucs_status_ptr_t request = api_.ep_flush_nbx(endpoint_, &param);
+    if (UCS_PTR_IS_PTR(request)) {
+      operation->request = request;
+      flush_ = std::move(operation);
+      held_sends_.flushing.swap(held_sends_.waiting);
+      held_recvs_.flushing.swap(held_recvs_.waiting);
+      return true;
+    }
+  }
+  held_sends_.tell();
+  held_recvs_.tell();
+  return true;
+}
+
+// ---------------------------------------------------------------- UCX's side
+
+void UcxLink::post(Operation& operation, bool send, bool acknowledged, std::uint64_t tag, void* data, std::size_t count, bool pieces) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE |
+                       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.datatype = pieces ? static_cast<ucp_datatype_t>(UCP_DATATYPE_IOV) : ucp_dt_make_contig(1);
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.user_data = &operation;
+  ucp_tag_recv_info_t info{};
+  ucs_status_ptr_t request;
+  if (send) {
+    param.cb.send = sent;
+    request = acknowledged ? api_.tag_send_sync_nbx(endpoint_, data, count, tag, &param)
+                           : api_.tag_send_nbx(endpoint_, data, count, tag, &param);
+  } else {
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_RECV_INFO;
+    param.cb.recv = received;
+    param.recv_info.tag_info = &info;
+    request = api_.tag_recv_nbx(worker_->handle(), data, count, tag, ~ucp_tag_t{0}, &param);
+  }
+  if (UCS_PTR_IS_PTR(request)) {
+    operation.request = request;
+    return;
+  }
+  operation.status = UCS_PTR_STATUS(request);
+  operation.received = info.length;
+  operation.done = true;
+}
+
+// The callbacks come from worker_progress and request_cancel, only for what was not done at once.
+void UcxLink::sent(void* request, ucs_status_t status, void* operation) {
+  static_cast<Operation*>(operation)->finish(request, status, 0);
+}
+
+void UcxLink::received(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info, void* operation) {
+  static_cast<Operation*>(operation)->finish(request, status, status == UCS_OK ? info->length : 0);
+}
+
+void UcxLink::failed(void* link, ucp_ep_h, ucs_status_t status) { static_cast<UcxLink*>(link)->endpoint_status_ = status; }
+
+void UcxLink::check_operation(const Operation& operation) const {
+  if (operation.status == UCS_OK) return;
+  throw lost(endpoint_status_ != UCS_OK ? endpoint_status_ : operation.status);
+}
+
+std::string UcxLink::activity() const {
+  if (!recvs_.empty()) return recvs_.front().request.header.info.text();
+  return sends_.empty() ? "no operation" : sends_.front().request.header.info.text();
+}
+
+Error UcxLink::lost(ucs_status_t status) const {
+  return Error(ErrorKind::peer_lost, "connection to " + peer_name_ + " was lost during " + activity() + ": UCX reports: " +
+                                         api_.status_string(status), {peer_});
+}
+
+}  // namespace ringleader
