@@ -119,7 +119,6 @@ class UcxWorker:
     def library(self) -> str:
         """Version and path, for messages."""
 
-
 class Communicator:
     """One rank's end of a group. Construct on every rank, exchange `control_offset()`, then `connect`."""
 

@@ -1,4 +1,4 @@
-"""The UCX transport between processes: mixed with shared memory, killed peers, disagreement, and a machine without UCX."""
+"""The UCX transport between processes: beside shared memory, killed peers, disagreement, and a machine without UCX."""
 
 from __future__ import annotations
 

@@ -21,9 +21,11 @@ constexpr std::size_t kSendsInFlight = 16;           // UCX messages of a link a
 constexpr std::size_t kMessagesAhead = 4;            // receives whose headers are awaited at a time
 constexpr std::size_t kFragmentsInFlight = 4;        // fragments of one message that are received at a time
 constexpr std::size_t kFoldMemory = 32 << 20;        // of all links; beyond it a link has one fold buffer
-// Small messages are copied by the receiving UCX before they are asked for. Every so many, the sender waits until the
-// receiver has caught up, so that what lies there is bounded.
+// Small messages are copied by the receiving UCX before they are asked for. Every so many messages or bytes, the sender waits
+// until the receiver has caught up, so that what lies there is bounded, and fits into the buffers of a TCP connection.
 constexpr std::uint32_t kAcknowledgeEvery = 64;
+constexpr std::uint64_t kAcknowledgeBytes = 32 * 1024;
+constexpr auto kFlushLimit = std::chrono::milliseconds(1);
 constexpr auto kCloseLimit = std::chrono::milliseconds(200);
 
 std::uint64_t inline_bytes(const MessageHeader& header) { return header.bytes <= UcxLink::kInline ? header.bytes : 0; }
@@ -110,6 +112,11 @@ void UcxLink::close() {
   worker_.reset();
 }
 
+int UcxLink::poll_fd() const {
+  if (!worker_) return -1;
+  return held_recvs_.empty() && held_sends_.empty() ? worker_->armed_fd() : worker_->ready_fd();
+}
+
 short UcxLink::poll_events() const {
   const bool waits = !recvs_.empty() || !sends_.empty() || !held_recvs_.empty() || !held_sends_.empty();
   return waits ? POLLIN : 0;
@@ -123,7 +130,9 @@ UcxLink::Message<Request> UcxLink::numbered(Request&& request, Numbers& numbers)
   const std::uint64_t fragments = bytes <= kInline ? 0 : (bytes + kFragment - 1) / kFragment;
   Message<Request> message{std::move(request)};
   message.number = numbers.next;
-  message.acknowledged = ++numbers.messages % kAcknowledgeEvery == 0;
+  numbers.unacknowledged += sizeof(MessageHeader) + inline_bytes(message.request.header);
+  message.acknowledged = ++numbers.messages % kAcknowledgeEvery == 0 || numbers.unacknowledged > kAcknowledgeBytes;
+  if (message.acknowledged) numbers.unacknowledged = 0;
   numbers.next += static_cast<std::uint32_t>(1 + fragments);
   return message;
 }
@@ -385,9 +394,10 @@ void UcxLink::Held::tell() {
   }
 }
 
-// UCX reports a small send when it has taken the bytes over, not when they have left; they leave in later calls of
-// progress(), which a rank whose operation is complete does not make. So the last messages of a queue count as complete
-// only when all that this side had to send has left. If the peer is gone, nothing needs to leave any more.
+// UCX reports a small send when it has taken the bytes over, not when they have left; what is left over leaves in later calls
+// of progress(), which a rank whose operation is complete does not make. So the last messages of a queue count as complete only
+// when UCX has flushed, or after kFlushLimit of trying: over TCP a flush needs an answer of the peer, which may be elsewhere by
+// then. If the peer is gone, nothing needs to leave any more.
 bool UcxLink::flush() {
   bool moved = false;
   if (flush_ && flush_->done) {
@@ -397,10 +407,11 @@ bool UcxLink::flush() {
         if (done != nullptr) *done = 1;
       held->flushing.clear();
     }
+    held_since_ = {};
     moved = true;
   }
-  if (flush_ || (held_sends_.waiting.empty() && held_recvs_.waiting.empty())) return moved;
-  if (endpoint_status_ == UCS_OK) {
+  if (held_sends_.empty() && held_recvs_.empty()) return moved;
+  if (!flush_ && endpoint_status_ == UCS_OK) {
     auto operation = std::make_unique<Operation>(api_);
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
@@ -412,11 +423,14 @@ bool UcxLink::flush() {
       flush_ = std::move(operation);
       held_sends_.flushing.swap(held_sends_.waiting);
       held_recvs_.flushing.swap(held_recvs_.waiting);
-      return true;
     }
   }
+  const auto now = std::chrono::steady_clock::now();
+  if (held_since_ == std::chrono::steady_clock::time_point{}) held_since_ = now;
+  if (flush_ && endpoint_status_ == UCS_OK && now - held_since_ < kFlushLimit) return moved;
   held_sends_.tell();
   held_recvs_.tell();
+  held_since_ = {};
   return true;
 }
 
@@ -429,28 +443,26 @@ void UcxLink::post(Operation& operation, bool send, bool acknowledged, std::uint
   param.datatype = pieces ? static_cast<ucp_datatype_t>(UCP_DATATYPE_IOV) : ucp_dt_make_contig(1);
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.user_data = &operation;
-  ucp_tag_recv_info_t info{};
   ucs_status_ptr_t request;
   if (send) {
     param.cb.send = sent;
     request = acknowledged ? api_.tag_send_sync_nbx(endpoint_, data, count, tag, &param)
                            : api_.tag_send_nbx(endpoint_, data, count, tag, &param);
   } else {
-    param.op_attr_mask |= UCP_OP_ATTR_FIELD_RECV_INFO;
+    // Always by callback: older versions do not tell the length of what was there already.
+    param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     param.cb.recv = received;
-    param.recv_info.tag_info = &info;
     request = api_.tag_recv_nbx(worker_->handle(), data, count, tag, ~ucp_tag_t{0}, &param);
   }
   if (UCS_PTR_IS_PTR(request)) {
-    operation.request = request;
+    if (!operation.done) operation.request = request;
     return;
   }
   operation.status = UCS_PTR_STATUS(request);
-  operation.received = info.length;
   operation.done = true;
 }
 
-// The callbacks come from worker_progress and request_cancel, only for what was not done at once.
+// The callbacks come from worker_progress and request_cancel, of receives also from post().
 void UcxLink::sent(void* request, ucs_status_t status, void* operation) {
   static_cast<Operation*>(operation)->finish(request, status, 0);
 }

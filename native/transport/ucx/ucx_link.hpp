@@ -1,6 +1,7 @@
 // A Link over UCX tagged messages: InfiniBand, RoCE, TCP or shared memory, whatever UCX finds.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -32,7 +33,7 @@ class UcxLink final : public Link {
   void post_send(SendRequest&& request) override;
   void post_recv(RecvRequest&& request) override;
   bool progress() override;
-  int poll_fd() const override { return worker_ ? worker_->armed_fd() : -1; }
+  int poll_fd() const override;
   short poll_events() const override;
   void close() override;
 
@@ -55,7 +56,7 @@ class UcxLink final : public Link {
   };
   using Outgoing = Message<SendRequest>;
   using Incoming = Message<RecvRequest>;
-  // Completions that are told only once this side owes the peer nothing more.
+  // Completions that are told a moment later, see flush().
   struct Held {
     std::vector<std::uint32_t*> waiting, flushing;
     bool empty() const { return waiting.empty() && flushing.empty(); }
@@ -65,6 +66,7 @@ class UcxLink final : public Link {
   struct Numbers {
     std::uint64_t base;
     std::uint32_t next = 0, messages = 0;
+    std::uint64_t unacknowledged = 0;  // bytes of small messages since the last acknowledged one
     std::uint64_t tag(std::uint64_t number) const { return base | static_cast<std::uint32_t>(number); }
   };
 
@@ -109,6 +111,7 @@ class UcxLink final : public Link {
   std::size_t fragment_buffers_ = 0;
   Held held_sends_, held_recvs_;
   std::unique_ptr<Operation> flush_;
+  std::chrono::steady_clock::time_point held_since_{};
 };
 
 }  // namespace ringleader

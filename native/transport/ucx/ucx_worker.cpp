@@ -63,9 +63,10 @@ void UcxWorker::open(const std::map<std::string, std::string>& settings) {
   ready_fd_ = ::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
 }
 
-// Afterwards no device writes to or reads from what links and `kept_` handed to UCX.
+// Where something is still in flight (only transports that cannot break a connection leave it so: shared memory, moved by
+// processors and not by devices), UCX must not be torn down, and is not: nobody calls progress() any more, so nothing moves.
 void UcxWorker::close() {
-  if (generation_ != fork_generation()) {
+  if (generation_ != fork_generation() || !kept_.empty()) {
     for (auto& operation : kept_) static_cast<void>(operation.release());
     return;
   }

@@ -54,6 +54,7 @@ class UcxWorker {
   void progress();
   // A descriptor that is or becomes readable when progress() has something to do; -1 if these transports have none.
   int armed_fd();
+  int ready_fd() const { return ready_fd_; }  // always readable
 
   // Aligned buffers of two sizes, kept for reuse.
   using Buffer = decltype(UcxOperation::buffer);

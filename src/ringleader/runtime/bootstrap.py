@@ -50,10 +50,10 @@ class Card:
     network: str
     shm: bool
     transport: str
-    net: str
     channels: int
     identity: str
     known: tuple[str, ...] = ()
+    net: str = "tcp"
 
     @property
     def name(self) -> str:

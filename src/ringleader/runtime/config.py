@@ -160,7 +160,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "IB_TIMEOUT", _integer(1, 31), "1 to 31", "UCX's",
-        "InfiniBand's timeout: an unanswered packet is sent again after 4.096 us * 2^value (UCX_RC_TIMEOUT and others).",
+        "InfiniBand's timeout: an unanswered packet is sent again after 4.096 us * 2^value (UCX_RC_TIMEOUT).",
     ),
     Setting("SHM_DISABLE", _flag, "0 or 1", "0", "1: never use shared memory (the same as TRANSPORT=tcp)."),
     Setting(
