@@ -107,9 +107,11 @@ class PeerProcess:
 # ---------------------------------------------------------------- communicator (bind/bind_comm.cpp)
 
 class UcxWorker:
-    """One UCX worker: a communicator's way to other nodes instead of data connections over TCP. `libraries`: paths or names of
-    libucp, the first that loads is taken (once per process). `settings`: UCX settings without "UCX_", which override its
-    environment. Raises errors.invalid with what was tried, or with what UCX said."""
+    """One UCX worker: a communicator's way to other nodes instead of data connections over TCP.
+
+    `libraries`: paths or names of libucp; the first that loads is taken, once per process. `settings`: UCX settings
+    without "UCX_", which override its environment. Raises errors.invalid with what was tried or what UCX said.
+    """
 
     def __init__(self, libraries: list[str], settings: dict[str, str]) -> None: ...
     @property
