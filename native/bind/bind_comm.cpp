@@ -126,12 +126,14 @@ OpInfo describe(Collective collective, std::uint64_t count, DType dtype, ReduceO
 
 PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, bool spin, LoweredPtr lowered, int collective, std::uint64_t count,
                  int dtype, int op, Rank root, std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape,
-                 double factor) {
+                 double factor, int wire) {
   if (static_cast<int>(lowered->collective) != collective)
     throw Error(ErrorKind::invalid, std::string("the schedule is for ") + name(lowered->collective) + ", not " +
                                         name(static_cast<Collective>(collective)));
   if (dtype < 0 || dtype >= kDTypeCount) throw Error(ErrorKind::invalid, "unknown dtype code " + std::to_string(dtype));
+  if (wire < 0 || wire >= kWireFormatCount) throw Error(ErrorKind::invalid, "unknown wire format code " + std::to_string(wire));
   PlanRequest request;
+  request.wire = static_cast<WireFormat>(wire);
   request.lowered = std::move(lowered);
   request.count = count;
   request.dtype = static_cast<DType>(dtype);
@@ -257,10 +259,10 @@ void bind_comm(nb::module_& m) {
       .def("connect", &connect, nb::arg("nodes"), nb::arg("peers"), nb::arg("control_offsets"), nb::arg("sockets"), nb::arg("names"),
            nb::arg("ucx").none() = nb::none(), nb::arg("ucx_addresses") = std::vector<nb::bytes>(), nb::arg("ucx_channels") = 0)
       .def("plan", [](PyCommunicator& self, std::shared_ptr<Lowered> lowered, int collective, std::uint64_t count, int dtype, int op, Rank root,
-                      std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape, double factor) {
-        return make_plan(self.native, self.spin, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor);
+                      std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape, double factor, int wire) {
+        return make_plan(self.native, self.spin, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor, wire);
       }, nb::arg("lowered"), nb::arg("collective"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"),
-         nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0)
+         nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0, nb::arg("wire") = 0)
       .def("isend", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout) {
         return PyWork{self.native, self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout), true};
       }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout") = 0)

@@ -12,6 +12,7 @@
 #include "bind/bind.hpp"
 #include "reduce/reduce.hpp"
 #include "reduce/table.hpp"
+#include "wire/wire.hpp"
 
 namespace nb = nanobind;
 
@@ -41,6 +42,12 @@ void reduce_into(std::uintptr_t dst_ptr, const std::vector<std::uintptr_t>& src_
   fold(spec, &dst, 1, srcs.data(), is_raw.data(), srcs.size(), count);
 }
 
+void round_in_wire_format(std::uintptr_t dst_ptr, std::uintptr_t src_ptr, std::size_t count, int wire) {
+  if (wire < 0 || wire >= kWireFormatCount) throw Error(ErrorKind::invalid, "unknown wire format code " + std::to_string(wire));
+  nb::gil_scoped_release release;
+  round_to_wire(static_cast<WireFormat>(wire), reinterpret_cast<float*>(dst_ptr), reinterpret_cast<const float*>(src_ptr), count);
+}
+
 std::map<std::string, std::string> build_info() {
   std::string available;
   for (const kernels::Isa& candidate : kernels::available()) {
@@ -61,6 +68,7 @@ void bind_reduce(nb::module_& m) {
   m.def("reduce_supported", &reduce_supported, nb::arg("dtype"), nb::arg("op"));
   m.def("reduce_into", &reduce_into, nb::arg("dst_ptr"), nb::arg("src_ptrs"), nb::arg("count"), nb::arg("dtype"),
         nb::arg("op"), nb::arg("final_n") = 0, nb::arg("factor") = 1.0, nb::arg("raw").none() = nb::none());
+  m.def("round_to_wire", &round_in_wire_format, nb::arg("dst_ptr"), nb::arg("src_ptr"), nb::arg("count"), nb::arg("wire"));
   m.def("kernel_isa", &isa);
   m.def("build_info", &build_info);
 }

@@ -48,13 +48,14 @@ const RankProgram& program_of(const Lowered& lowered, Rank rank) {
 }
 
 std::shared_ptr<Lowered> lower_table(nb::handle table, int collective, Rank n, Rank root, std::int32_t chunks,
-                                     const std::vector<std::int32_t>& nodes, bool push) {
+                                     const std::vector<std::int32_t>& nodes, bool push, bool wire) {
   const std::vector<Transfer> rows = read_table(table);
   if (collective < 0 || collective > static_cast<int>(Collective::barrier))
     throw Error(ErrorKind::invalid,
                 "collective code " + std::to_string(collective) + " is unknown; expected 0 (all_reduce) to 8");
   LowerOptions options;
   options.push = push;
+  options.wire = wire;
   nb::gil_scoped_release release;
   const LoweredPtr lowered =
       lower(rows.data(), rows.size(), static_cast<Collective>(collective), n, root, chunks, nodes, options);
@@ -89,7 +90,7 @@ void bind_schedule(nb::module_& m) {
           },
           nb::arg("seed") = 0, "Violations as text; empty = proved.");
   m.def("lower", &lower_table, nb::arg("table"), nb::arg("collective"), nb::arg("n"), nb::arg("root"),
-        nb::arg("chunks"), nb::arg("nodes"), nb::arg("push"));
+        nb::arg("chunks"), nb::arg("nodes"), nb::arg("push"), nb::arg("wire") = false);
 }
 
 }  // namespace ringleader

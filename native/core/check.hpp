@@ -102,7 +102,7 @@ class Order {
 };
 
 // What every location holds: a sum of random contributions in the field of 2^61 - 1 elements (right content, each
-// contribution once), a hash of the expression tree that made it (identical association), and the number of
+// contribution once), a hash of the expression tree that made it (identical association and rounding), and the number of
 // contributions. For barrier, the set of ranks.
 class Values {
  public:
@@ -111,6 +111,7 @@ class Values {
   struct Value {
     std::uint64_t sum = 0, tree = 0;
     std::int32_t contributions = 0;  // 0 = holds nothing
+    bool rounded = false;            // to the wire format; part of the tree
   };
   Value initial(Rank rank, Buffer buffer, std::int32_t chunk) const;
   const Value& at(LocId id) const { return values_[id]; }
@@ -118,6 +119,9 @@ class Values {
   void begin() { empty_ = true; }
   void fold(const Value& value, LocId id, bool from_initial, Rank owner);
   void store(LocId id);
+  // Rounding twice is rounding once.
+  static void round(Value& value);
+  void round() { round(accumulator_); }
   const Value& accumulator() const { return accumulator_; }
   void check_final(const Memory& memory, Report& report) const;
 

@@ -30,7 +30,10 @@ class Form {
     }
     written_.resize(lowered_.layouts.size());
     for (rank_ = 0; rank_ < lowered_.n; ++rank_)
-      for (auto& flags : written_[rank_]) flags.assign(static_cast<std::size_t>(lowered_.chunks), 0);
+      for (std::size_t b = 0; b < 3; ++b) {  // what is rounded at the start is written
+        written_[rank_][b] = lowered_.layouts[rank_].rounded[b];
+        written_[rank_][b].resize(static_cast<std::size_t>(lowered_.chunks), 0);
+      }
     for (rank_ = 0; rank_ < lowered_.n; ++rank_) {
       const RankProgram& program = lowered_.programs[rank_];
       for (index_ = 0; index_ < program.instrs.size(); ++index_) meaning(program, program.instrs[index_]);
@@ -62,7 +65,8 @@ class Form {
       for (int b = 0; b < 3; ++b) {
         const std::size_t size = lowered_.layouts[0].reach[b].size();
         right = right && (size == 0 || size == static_cast<std::size_t>(lowered_.chunks)) &&
-                layout.reach[b].size() == size && layout.written[b].size() == size && layout.loaded[b].size() == size;
+                layout.reach[b].size() == size && layout.written[b].size() == size && layout.loaded[b].size() == size &&
+                (layout.rounded[b].empty() || layout.rounded[b].size() == size);
       }
       right = right && layout.scratch_class.size() == static_cast<std::size_t>(layout.scratch_chunks);
     }

@@ -143,6 +143,7 @@ class Replay {
         const Values::Value value = read(rank, index, src, i, event);
         if ((src.raw != 0) != (folds && value.contributions == 1)) wrong_flag(rank, index, "raw mark of a source");
       }
+      if (instr.flags & kRound) values_.round();
       const std::int32_t held = values_.accumulator().contributions;
       if (((instr.flags & kFinal) != 0) != (folds && held == n_ && n_ > 1)) wrong_flag(rank, index, "final mark");
       for (std::uint32_t d = 0; d < instr.dst_n; ++d)
@@ -162,7 +163,7 @@ class Replay {
     const bool scales = folds && is_reducing(lowered_.collective);
     for (std::int32_t i = 0; i < src.count; ++i) {
       Values::Value incoming, own;
-      const auto take = [&] { incoming = read(message.src, message.send, src, i, sent); };
+      const auto take = [&] { incoming = read(message.src, message.send, src, i, sent, lowered_.wire); };
       values_.begin();
       if (recv.flags & kIncomingFirst) take();
       if (folds) own = read(message.dst, message.recv, dst, i, received);
@@ -170,13 +171,15 @@ class Replay {
       if (((recv.flags & kDstRaw) != 0) != (scales && own.contributions == 1) ||
           ((recv.flags & kIncomingRaw) != 0) != (scales && incoming.contributions == 1))
         wrong_flag(message.dst, message.recv, "raw mark");
+      if (recv.flags & kRound) values_.round();
       const bool final = scales && values_.accumulator().contributions == n_ && n_ > 1;
       if (((recv.flags & kFinal) != 0) != final) wrong_flag(message.dst, message.recv, "final mark");
       write(message.dst, message.recv, dst, i, received);
     }
   }
 
-  Values::Value read(Rank rank, std::uint32_t index, const Operand& operand, std::int32_t i, Event event) {
+  Values::Value read(Rank rank, std::uint32_t index, const Operand& operand, std::int32_t i, Event event,
+                     bool rounds = false) {
     const LocId id = memory_.id(operand.rank, operand.buffer, operand.chunk + i);
     entered(rank, index, operand);
     Values::Value value = values_.at(id);
@@ -194,6 +197,7 @@ class Replay {
     if (value.contributions == 0)
       report_.add("content: " + facts_.text(rank, index) + ": reads " +
                   chunk_text(operand.rank, operand.buffer, operand.chunk + i, 1) + ", which holds nothing");
+    if (rounds) Values::round(value);
     values_.fold(value, id, operand.initial, operand.rank);
     return value;
   }

@@ -42,7 +42,15 @@ Values::Values(const Facts& facts, const Memory& memory, std::uint64_t seed)
 Values::Value Values::initial(Rank rank, Buffer buffer, std::int32_t chunk) const {
   const std::uint64_t place = static_cast<std::uint64_t>(rank) << 32 | static_cast<std::uint32_t>(chunk);
   const std::uint64_t random = mix(seed_ ^ mix(place * 4 + static_cast<std::uint64_t>(buffer)));
-  return {random % kPrime, mix(random), 1};
+  Value value{random % kPrime, mix(random), 1, false};
+  const std::vector<std::uint8_t>& rounded = facts_.lowered.layouts[rank].rounded[static_cast<std::size_t>(buffer)];
+  if (!rounded.empty() && rounded[static_cast<std::size_t>(chunk)]) round(value);
+  return value;
+}
+
+void Values::round(Value& value) {
+  if (!value.rounded) value.tree = mix(value.tree ^ 0x726f756e64u);
+  value.rounded = true;
 }
 
 void Values::fold(const Value& value, LocId id, bool from_initial, Rank owner) {
@@ -54,6 +62,7 @@ void Values::fold(const Value& value, LocId id, bool from_initial, Rank owner) {
     // neither associative nor commutative: equal hashes mean the same expression
     accumulator_.tree = mix(accumulator_.tree * 3 + mix(value.tree));
     accumulator_.contributions += value.contributions;
+    accumulator_.rounded = false;
   }
   empty_ = false;
   if (words_ == 0) return;
@@ -70,7 +79,7 @@ void Values::store(LocId id) {
 
 Values::Value Values::expected(Rank rank, Buffer buffer, std::int32_t chunk) const {
   const CollectiveState& state = facts_.state;
-  if (is_reducing(state.collective)) return {totals_[chunk], 0, state.n};
+  if (is_reducing(state.collective)) return {totals_[chunk], 0, state.n, false};
   Rank from = rank;
   std::int32_t from_chunk = chunk;
   state.source_of(rank, chunk, &from, &from_chunk);
@@ -81,7 +90,8 @@ Values::Value Values::expected(Rank rank, Buffer buffer, std::int32_t chunk) con
 void Values::check_final(const Memory& memory, Report& report) const {
   if (words_ > 0) return check_sets(memory, report);
   const CollectiveState& state = facts_.state;
-  const bool everywhere = state.collective == Collective::all_reduce;
+  const bool everywhere = state.collective == Collective::all_reduce || state.collective == Collective::broadcast ||
+                          state.collective == Collective::all_gather;
   const Buffer buffer = state.collective == Collective::all_to_all ? Buffer::output : Buffer::data;
   for (Rank rank = 0; rank < state.n; ++rank)
     for (std::int32_t chunk = 0; chunk < state.chunks; ++chunk) {
@@ -94,7 +104,7 @@ void Values::check_final(const Memory& memory, Report& report) const {
         report.add("content: " + where + " ends with " + std::to_string(value.contributions) +
                    " contributions that are not the collective's result");
       else if (everywhere && value.tree != values_[memory.id(0, buffer, chunk)].tree)
-        report.add("association: " + where + " is combined in another order than on rank 0");
+        report.add("association: " + where + " is combined or rounded in another order than on rank 0");
       if (report.full()) return;
     }
 }

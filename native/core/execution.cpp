@@ -181,7 +181,10 @@ void Execution::stage_in() {
   const auto copy = [this](const StageCopy& move) -> std::uint64_t {
     const std::uint64_t bytes = length(move.from, window_);
     std::byte *to = address(move.to, window_), *from = address(move.from, window_);
-    if (bytes && to != from) std::memmove(to, from, bytes);
+    if (move.round)
+      round_to_wire(plan_->wire, reinterpret_cast<float*>(to), reinterpret_cast<const float*>(from), bytes / sizeof(float));
+    else if (bytes && to != from)
+      std::memmove(to, from, bytes);
     return bytes;
   };
   std::uint64_t staged = 0;
@@ -326,12 +329,28 @@ void Execution::execute(const BoundInstr& instr) {
     if (instr.plain_copy) {
       for (void* to : dsts_)
         if (to != srcs_[0]) std::memcpy(to, srcs_[0], bytes);
+    } else if (instr.round) {
+      fold_rounded(instr, bytes / instr.fold.item);
     } else {
       fold(instr.fold.spec, dsts_.data(), dsts_.size(), srcs_.data(), plan_->raw.data() + instr.raw_first, srcs_.size(),
            bytes / instr.fold.item);
     }
     Counters::add(mesh_.counters.bytes_written_peer, written);
     Counters::add(mesh_.counters.bytes_read_peer, read);
+  }
+}
+
+// Folds dsts_ and srcs_, of f32, and rounds the result to the wire format: part by part, so that it is still in the caches.
+void Execution::fold_rounded(const BoundInstr& instr, std::size_t items) {
+  constexpr std::size_t kPart = 64 * kWireBlock;
+  for (std::size_t at = 0; at < items; at += kPart) {
+    const std::size_t n = std::min(kPart, items - at);
+    fold(instr.fold.spec, dsts_.data(), 1, srcs_.data(), plan_->raw.data() + instr.raw_first, srcs_.size(), n);
+    const auto* folded = static_cast<const float*>(dsts_[0]);
+    // The first destination last: the others are rounded from it.
+    for (std::size_t d = dsts_.size(); d-- > 0;) round_to_wire(plan_->wire, static_cast<float*>(dsts_[d]), folded, n);
+    for (void*& dst : dsts_) dst = static_cast<float*>(dst) + n;
+    for (const void*& src : srcs_) src = static_cast<const float*>(src) + n;
   }
 }
 

@@ -65,6 +65,7 @@ class Execution {
   std::vector<Piece> message_pieces(const BoundInstr& instr, std::uint64_t& bytes) const;
   bool network_done();
   void execute(const BoundInstr& instr);
+  void fold_rounded(const BoundInstr& instr, std::size_t items);
   void publish(std::uint32_t count);
 
   std::uint64_t length(const Place& place, std::uint32_t window) const;

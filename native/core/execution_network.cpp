@@ -3,6 +3,7 @@
 
 #include "core/execution.hpp"
 #include "reduce/reduce.hpp"
+#include "transport/wire_stream.hpp"
 
 namespace ringleader {
 
@@ -28,14 +29,13 @@ MessageHeader Execution::header(std::size_t index, std::uint64_t bytes) const {
 std::vector<Piece> Execution::message_pieces(const BoundInstr& instr, std::uint64_t& bytes) const {
   std::vector<Piece> pieces;
   pieces.reserve(instr.piece_n);
-  bytes = 0;
   for (std::uint32_t j = 0; j < instr.piece_n; ++j) {
     const PieceRefs& refs = plan_->pieces[instr.piece_first + j];
     const Place& place = plan_->places[instr.op == Op::send ? refs.src_first : refs.dst_first];
     const std::uint64_t size = length(place, window_);
     if (size) pieces.push_back(Piece{address(place, window_), size});
-    bytes += size;
   }
+  bytes = payload_bytes(pieces, plan_->wire);
   return pieces;
 }
 
@@ -44,6 +44,7 @@ void Execution::post_send(LinkState& state, const BoundInstr& instr, std::uint32
   std::uint64_t bytes = 0;
   request.pieces = message_pieces(instr, bytes);
   request.header = header(state.next_send++, bytes);
+  request.wire = plan_->wire;
   request.done = &done_[index];
   state.link->post_send(std::move(request));
 }
@@ -53,6 +54,8 @@ void Execution::post_receive(LinkState& state, const BoundInstr& instr, std::uin
   std::uint64_t bytes = 0;
   request.pieces = message_pieces(instr, bytes);
   request.header = header(state.next_receive++, bytes);
+  request.wire = plan_->wire;
+  request.round = instr.round;
   if (instr.op == Op::recv_reduce) {
     request.fold = fold_incoming;
     request.fold_context = &instr.fold;

@@ -3,8 +3,10 @@
 //   lower_emit     moves are grouped, ordered and merged
 //   lower_fuse     instructions, fused
 //   lower_builder  waits, dependencies, programs
+//   lower_wire     what is rounded where messages have a wire format
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "core/lower_reach.hpp"
 
@@ -155,7 +157,9 @@ LoweredPtr lower(const Transfer* table, std::size_t transfers, Collective collec
   Builder builder(memory, n, node);
   const std::vector<std::uint32_t> order = by_step(table, transfers);
   Steps steps(state, memory, builder, table, order, options.push);
-  Emitter emitter(state, memory, builder, table);
+  std::optional<WireMarks> wire;
+  if (options.wire) wire.emplace(state, memory);
+  Emitter emitter(state, memory, builder, table, wire ? &*wire : nullptr);
   std::vector<Move> first, then;
   for (std::size_t at = 0; at < order.size();) {
     at = steps.moves(at, first, then);
@@ -178,6 +182,8 @@ LoweredPtr lower(const Transfer* table, std::size_t transfers, Collective collec
     lowered->layouts.push_back(layout(memory, state, rank));
   }
   lowered->node = std::move(node);
+  lowered->wire = options.wire;
+  if (wire) wire->apply(memory, lowered->programs, lowered->layouts);
   return lowered;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/lower_builder.hpp"
+#include "core/lower_wire.hpp"
 
 namespace ringleader::lowering {
 
@@ -22,8 +23,9 @@ struct Move {
 
 class Emitter {
  public:
-  Emitter(const CollectiveState& state, Memory& memory, Builder& builder, const Transfer* table)
-      : state_(state), memory_(memory), builder_(builder), table_(table), snapshot_reads_(state.n) {}
+  // `wire`: told of every instruction; null if messages are sent as they are.
+  Emitter(const CollectiveState& state, Memory& memory, Builder& builder, const Transfer* table, WireMarks* wire)
+      : state_(state), memory_(memory), builder_(builder), table_(table), wire_(wire), snapshot_reads_(state.n) {}
 
   // All moves read the state before the sub-step; none of them reads what another one writes.
   void emit(const std::vector<Move>& moves);
@@ -80,6 +82,7 @@ class Emitter {
   std::size_t emit_prefix(Draft& draft);
   void emit_message(const Source& source, Place dst, std::int32_t count, std::uint8_t flags, bool reduce);
   void record(const Draft& draft, Event event);
+  void tell_wire(const Draft& draft, std::int32_t i, Event event);
   void record_write(LocId id, Rank owner, Event event, std::int32_t contributions, Rank lowest);
   LocId id(Place place, std::int32_t i) const { return memory_.id(place.rank, place.buffer, place.chunk + i); }
   [[noreturn]] void refuse(std::uint32_t transfer, const std::string& why) const;
@@ -88,6 +91,8 @@ class Emitter {
   Memory& memory_;
   Builder& builder_;
   const Transfer* table_;
+  WireMarks* wire_;
+  std::vector<WireMarks::Source> wire_sources_;
   std::vector<std::vector<Event>> snapshot_reads_;
 
   // reused between sub-steps

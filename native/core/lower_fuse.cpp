@@ -29,8 +29,18 @@ void Emitter::record_write(LocId id, Rank owner, Event event, std::int32_t held,
   location.remote = location.remote || owner != event.rank;
 }
 
+void Emitter::tell_wire(const Draft& draft, std::int32_t i, Event event) {
+  wire_sources_.clear();
+  for (const Source& source : draft.sources) wire_sources_.push_back({id(source.place, i), source.initial});
+  if (wire_sources_.size() == 1)
+    wire_->copy(wire_sources_[0], id(draft.dst, i));
+  else
+    wire_->fold(wire_sources_, id(draft.dst, i), event);
+}
+
 void Emitter::record(const Draft& draft, Event event) {
   for (std::int32_t i = 0; i < draft.count; ++i) {
+    if (wire_) tell_wire(draft, i, event);
     std::int32_t held = 0;
     Rank lowest = state_.n;
     for (const Source& source : draft.sources) {
@@ -82,6 +92,7 @@ bool Emitter::fuse(const Draft& draft) {
   builder_.add_fused(producer, operand(draft.dst, draft.count));
   for (std::int32_t i = 0; i < draft.count; ++i) {
     const Location from = memory_[id(source.place, i)];
+    if (wire_) wire_->copy({id(source.place, i), false}, id(draft.dst, i));
     record_write(id(draft.dst, i), draft.dst.rank, producer, from.contributions, from.lowest);
   }
   return true;
@@ -146,6 +157,9 @@ void Emitter::emit_message(const Source& source, Place dst, std::int32_t count, 
       into.loaded = into.loaded || into.writer.rank == kNobody;
       held += into.contributions;
       lowest = std::min(lowest, into.lowest);
+      if (wire_) wire_->message_fold(from, to, (flags & kIncomingFirst) != 0, received);
+    } else if (wire_) {
+      wire_->message(from, to);
     }
     record_write(to, dst.rank, received, held, lowest);
   }

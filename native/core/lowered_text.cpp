@@ -55,6 +55,7 @@ std::string instr_text(const RankProgram& program, std::size_t index) {
   std::string text("#");
   text.append(std::to_string(index)).append(" ").append(work_text(program, instr));
   if (instr.flags & kFinal) text += " final";
+  if (instr.flags & kRound) text += " rounded";
   if (instr.flags & kDstRaw) text += " dst-raw";
   if (instr.flags & kIncomingRaw) text += " incoming-raw";
   if (instr.wait_n > 0) text += "  waits" + waits_text(program.waits.data() + instr.wait_first, instr.wait_n);

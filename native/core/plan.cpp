@@ -62,6 +62,8 @@ class PlanBuilder {
     plan_.dtype = request_.dtype;
     plan_.op = request_.op;
     plan_.factor = request_.factor;
+    plan_.wire = request_.wire;
+    plan_.info.wire = static_cast<std::uint8_t>(request_.wire);
     cut_windows();
     user_extents();
     for (const Instr& instr : plan_.program().instrs) bind(instr);
@@ -78,6 +80,13 @@ class PlanBuilder {
     if (reduces(collective) && (request_.op == ReduceOp::none || !supported(request_.dtype, request_.op)))
       throw Error(ErrorKind::invalid, std::string(name(collective)) + ": operation " + name(request_.op) +
                                           " is not offered for " + name(request_.dtype));
+    const bool encoded = request_.wire != WireFormat::f32;
+    if (encoded && request_.dtype != DType::f32)
+      throw Error(ErrorKind::invalid, std::string("wire format ") + name(request_.wire) + " is for float32, not " +
+                                          name(request_.dtype));
+    if (encoded != lowered_.wire)
+      throw Error(ErrorKind::invalid, std::string("the schedule was lowered ") + (lowered_.wire ? "for" : "without") +
+                                          " a wire format, but messages are to be sent as " + name(request_.wire));
     const auto limit = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
     const auto unit = static_cast<std::uint64_t>(geometry_.item) * static_cast<std::uint64_t>(lowered_.blocks);
     if (request_.count > limit / unit)
@@ -98,17 +107,19 @@ class PlanBuilder {
     }
     const std::uint64_t chunk = geometry_.max_chunk_bytes();
     plan_.uses_slot = positions(request_.rank).total > 0;
-    plan_.segment_bytes = plan_.stride = std::max(kLine, round_up(chunk, kLine));
+    // In a wire format windows are cut between blocks, so that blocks count from the start of a chunk, however it is cut.
+    const std::uint64_t unit = request_.wire == WireFormat::f32 ? kLine : kWireBlock * sizeof(float);
+    plan_.segment_bytes = plan_.stride = std::max(unit, round_up(chunk, unit));
     if (most * plan_.stride <= request_.small_slot_bytes) return;  // also: nothing is staged anywhere
     plan_.large_slot = true;
-    const std::uint64_t room = request_.slot_bytes / most / kLine * kLine;
+    const std::uint64_t room = request_.slot_bytes / most / unit * unit;
     if (room == 0)
       throw Error(ErrorKind::invalid, "a staging slot of " + std::to_string(request_.slot_bytes) + " bytes cannot hold " +
                                           std::to_string(most) + " chunks; set RINGLEADER_BUFFSIZE to at least " +
-                                          std::to_string(most * kLine));
+                                          std::to_string(most * unit));
     const std::uint64_t windows = (chunk + room - 1) / room;
     plan_.windows = static_cast<std::uint32_t>(windows);
-    plan_.segment_bytes = plan_.stride = std::min(room, round_up((chunk + windows - 1) / windows, kLine));
+    plan_.segment_bytes = plan_.stride = std::min(room, round_up((chunk + windows - 1) / windows, unit));
   }
 
   void user_extents() {
@@ -175,6 +186,7 @@ class PlanBuilder {
     bound.dep_first = instr.dep_first;
     bound.dep_n = instr.dep_n;
     bound.plain_copy = instr.op == Op::reduce && instr.src_n == 1;
+    bound.round = (instr.flags & kRound) != 0;
     const bool divide = (instr.flags & kFinal) && request_.op == ReduceOp::avg;
     bound.fold = FoldContext{
         FoldSpec{request_.dtype, request_.op, request_.factor, divide ? static_cast<std::uint32_t>(lowered_.n) : 0},
@@ -228,11 +240,13 @@ class PlanBuilder {
         const auto slot = [&](std::uint32_t position) {
           return Place{Place::Kind::slot, static_cast<std::uint8_t>(b), rank, position, 0, bytes};
         };
+        const bool round = !layout(rank).rounded[b].empty() && layout(rank).rounded[b][c];
         const Place visible = shared ? shared_place(rank, buffer, chunk) : slot(positions(rank).visible[b][c]);
-        if (loaded && positions(rank).visible[b][c] != kNoPosition) plan_.load.push_back({from, visible});
-        if (loaded && positions(rank).work[b][c] != kNoPosition) plan_.load.push_back({from, slot(positions(rank).work[b][c])});
-        if (out && shared && written) plan_.store.push_back({visible, to});
-        if (out && loaded) plan_.through.push_back({from, shared && written ? visible : to});
+        if (loaded && positions(rank).visible[b][c] != kNoPosition) plan_.load.push_back({from, visible, round});
+        if (loaded && positions(rank).work[b][c] != kNoPosition)
+          plan_.load.push_back({from, slot(positions(rank).work[b][c]), round});
+        if (out && shared && written) plan_.store.push_back({visible, to, false});
+        if (out && loaded) plan_.through.push_back({from, shared && written ? visible : to, round});
       }
     }
   }

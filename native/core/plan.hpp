@@ -12,6 +12,7 @@
 #include "core/types.hpp"
 #include "reduce/reduce.hpp"
 #include "transport/link.hpp"
+#include "wire/wire.hpp"
 
 namespace ringleader {
 
@@ -22,6 +23,7 @@ struct PlanRequest {
   DType dtype = DType::bytes;
   ReduceOp op = ReduceOp::none;
   double factor = 1;
+  WireFormat wire = WireFormat::f32;   // of network messages; the schedule must be lowered for it (LowerOptions::wire)
   std::uint64_t slot_bytes = 0;        // capacity of a large staging slot
   std::uint64_t small_slot_bytes = 0;  // capacity of a small one
   std::size_t connections = 1;         // data connections to each network peer; channels share them in turn
@@ -66,6 +68,7 @@ struct FoldContext {
 struct BoundInstr {
   Op op;
   bool plain_copy;  // one source whose bytes are moved unchanged
+  bool round;       // the result is rounded to the wire format
   std::int16_t channel;
   Rank peer;
   std::uint32_t dst_n, src_n, piece_first, piece_n;
@@ -77,6 +80,7 @@ struct BoundInstr {
 // Copies between user memory and the own slot, or from input to output, one chunk each.
 struct StageCopy {
   Place from, to;
+  bool round;  // to the wire format
 };
 
 class Plan {
@@ -93,6 +97,7 @@ class Plan {
   DType dtype = DType::bytes;
   ReduceOp op = ReduceOp::none;
   double factor = 1;
+  WireFormat wire = WireFormat::f32;
   std::uint64_t nbytes = 0;           // of the larger of this rank's input and output
   std::uint64_t in_bytes = 0, out_bytes = 0;  // extents behind in_ptr and out_ptr on this rank; 0 = not used
   std::uint64_t segment_bytes = 0;    // of one chunk per window

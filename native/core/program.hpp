@@ -55,6 +55,7 @@ inline constexpr std::uint8_t kFinal = 1;          // the result holds all n con
 inline constexpr std::uint8_t kIncomingFirst = 2;  // recv_reduce: incoming op dst instead of dst op incoming
 inline constexpr std::uint8_t kDstRaw = 4;         // recv_reduce: dst holds one untouched contribution (PREMUL_SUM)
 inline constexpr std::uint8_t kIncomingRaw = 8;    // recv_reduce: so does what arrives
+inline constexpr std::uint8_t kRound = 16;         // the result is rounded to the wire format (lower_wire.hpp)
 
 struct Operand {
   Rank rank;
@@ -96,6 +97,8 @@ struct RankLayout {
   std::vector<Reach> reach[3];          // data, input, output: one entry per chunk (empty if the buffer is unused)
   std::vector<std::uint8_t> written[3]; // 1 if the program writes the chunk (anyone)
   std::vector<std::uint8_t> loaded[3];  // 1 if the chunk's initial content is valid and anyone reads it, or it is final as it is
+  // 1 if the initial content is rounded to the wire format when the window starts (then it counts as written).
+  std::vector<std::uint8_t> rounded[3];  // empty where LowerOptions::wire is off
   std::int32_t scratch_chunks = 0;
   std::vector<std::int32_t> scratch_class;  // index within its block of the chunk whose size each scratch chunk has
 };
@@ -109,11 +112,13 @@ struct Lowered {
   std::vector<std::int32_t> node;  // node of each rank; equal = shared memory, different = network
   std::vector<RankProgram> programs;  // one per rank
   std::vector<RankLayout> layouts;    // one per rank
+  bool wire = false;                  // LowerOptions::wire
 };
 using LoweredPtr = std::shared_ptr<const Lowered>;
 
 struct LowerOptions {
   bool push = true;  // copies between ranks of a node are done by the source (push) or the destination (pull)
+  bool wire = false;  // network messages have a wire format: mark what must be rounded
 };
 
 // Throws Error(invalid) naming the transfer if the table cannot be lowered.

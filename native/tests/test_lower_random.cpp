@@ -46,8 +46,10 @@ State interpret(const Case& c) {
     for (; at < c.table.size() && c.table[at].step == step; ++at)
       for (std::int32_t i = 0; i < c.table[at].count; ++i) {
         const Transfer& t = c.table[at];
-        const Value value = state.at({t.src_rank, t.src_buffer, t.src_chunk + i});
-        const Key to{t.dst_rank, t.dst_buffer, t.dst_chunk + i};
+        // By value: the rows are packed, and a tuple's constructor would bind references to misaligned members.
+        const Rank src_rank = t.src_rank, dst_rank = t.dst_rank;
+        const Value value = state.at({src_rank, t.src_buffer, t.src_chunk + i});
+        const Key to{dst_rank, t.dst_buffer, t.dst_chunk + i};
         if (t.reduce)
           folds[to].push_back(value);
         else

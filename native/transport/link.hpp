@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/types.hpp"
+#include "wire/wire.hpp"
 
 namespace ringleader {
 
@@ -25,6 +26,8 @@ struct OpInfo {
   std::uint8_t op = 255;
   std::uint8_t ndim = 0;       // 255 = shape not given
   std::int64_t shape[6] = {0, 0, 0, 0, 0, 0};  // first six dimensions
+  std::uint8_t wire = 0;       // WireFormat of the messages
+  std::uint8_t unused[7] = {0, 0, 0, 0, 0, 0, 0};
 
   std::uint64_t fingerprint() const;  // hash of every field; never 0
   std::string text() const;           // "all_reduce #12 of float32 (2, 3), op sum, algorithm 5f3a..."
@@ -34,10 +37,10 @@ struct MessageHeader {
   std::uint32_t magic;    // kHeaderMagic
   std::uint32_t index;    // number of the message on this link within the window
   std::uint64_t window;   // window sequence number
-  std::uint64_t bytes;    // payload bytes that follow
+  std::uint64_t bytes;    // payload bytes that follow, encoded if info.wire says so
   OpInfo info;
 };
-inline constexpr std::uint32_t kHeaderMagic = 0x524c4d31;  // "RLM1"
+inline constexpr std::uint32_t kHeaderMagic = 0x524c4d32;  // "RLM2"
 
 struct Piece {
   void* data;
@@ -47,15 +50,19 @@ struct Piece {
 // dst = fold(dst, incoming) for `bytes` bytes; called on whole items only. `context` is the plan's.
 using FoldFn = void (*)(const void* context, void* dst, const void* incoming, std::size_t bytes);
 
+// With a wire format other than f32 the pieces are f32 values, whole ones; every piece is encoded as a run of its own.
 struct SendRequest {
   MessageHeader header;
   std::vector<Piece> pieces;
+  WireFormat wire = WireFormat::f32;
   std::uint32_t* done = nullptr;  // set to 1 when the buffers may be reused
 };
 
 struct RecvRequest {
   MessageHeader header;       // what must arrive; a different fingerprint throws Error(mismatch) with both texts
   std::vector<Piece> pieces;
+  WireFormat wire = WireFormat::f32;
+  bool round = false;         // what a fold gives is rounded to the wire format
   FoldFn fold = nullptr;      // null: received bytes are stored
   const void* fold_context = nullptr;
   std::size_t item = 1;       // item size, for fold

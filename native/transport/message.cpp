@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "transport/wire_stream.hpp"
+
 namespace ringleader {
 
 namespace {
@@ -28,16 +30,11 @@ std::string difference(const MessageHeader& expected, const MessageHeader& got, 
 
 }  // namespace
 
-std::uint64_t total(const std::vector<Piece>& pieces) {
-  std::uint64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  return bytes;
-}
-
-void check_posted(const MessageHeader& header, const std::vector<Piece>& pieces) {
-  if (header.bytes != total(pieces)) {
+void check_posted(const MessageHeader& header, const std::vector<Piece>& pieces, WireFormat wire) {
+  const std::uint64_t total = payload_bytes(pieces, wire);
+  if (header.bytes != total) {
     throw Error(ErrorKind::internal, "message header says " + std::to_string(header.bytes) + " bytes but its pieces hold " +
-                                         std::to_string(total(pieces)));
+                                         std::to_string(total));
   }
 }
 

@@ -9,10 +9,8 @@
 
 namespace ringleader {
 
-std::uint64_t total(const std::vector<Piece>& pieces);
-
-// Throws Error(internal) if the header's size is not that of the pieces.
-void check_posted(const MessageHeader& header, const std::vector<Piece>& pieces);
+// Throws Error(internal) if the header's size is not that of the pieces in this wire format.
+void check_posted(const MessageHeader& header, const std::vector<Piece>& pieces, WireFormat wire);
 // Throws Error(internal) if a piece to be folded is not made of whole items, or an item is larger than `alignment`.
 void check_fold(const RecvRequest& request, std::size_t alignment);
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ringleader.runtime.persistent import PersistentOperation
     from ringleader.runtime.spawn import WorkerGroup, spawn
     from ringleader.runtime.start import init
+    from ringleader.runtime.wire import round_to_wire
     from ringleader.runtime.work import Work
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __all__ = [
     "errors",
     "init",
     "premul_sum",
+    "round_to_wire",
     "spawn",
     "torch",
     "version",
@@ -53,6 +55,7 @@ _HOME = {
     "WorkerGroup": "runtime.spawn",
     "init": "runtime.start",
     "premul_sum": "runtime.dtypes",
+    "round_to_wire": "runtime.wire",
     "spawn": "runtime.spawn",
 }
 

@@ -50,6 +50,7 @@ def lower(
     chunks: int,
     nodes: list[int],
     push: bool,
+    wire: bool = False,
 ) -> Lowered:
     """`table` has dtype ringleader.schedule.TRANSFER_DTYPE (29 bytes, packed). Errors (invalid) name the transfer."""
 
@@ -68,6 +69,9 @@ def reduce_into(
 ) -> None:
     """dst = fold(srcs), left to right. `final_n` > 0 with AVG divides by it; PREMUL_SUM multiplies the sources marked
     `raw` (None = all). For tests and the reference executor."""
+
+def round_to_wire(dst_ptr: int, src_ptr: int, count: int, wire: int) -> None:
+    """dst = what a wire format (its code) makes of src, f32; blocks count from its start. Same memory or disjoint."""
 
 def kernel_isa() -> str:
     """'avx512', 'avx2', 'neon' or 'baseline': chosen at run time, lowered by RINGLEADER_ISA."""
@@ -156,10 +160,12 @@ class Communicator:
         algorithm: int,
         shape: tuple[int, ...] | None,
         factor: float = 1.0,
+        wire: int = 0,
     ) -> Plan:
         """Bind a lowered schedule. `count`: elements of the whole vector (all_reduce, broadcast, reduce) or per block.
         dtype `bytes` moves any type; then count is in bytes. AVG divides by size. A barrier is planned with count 1,
-        dtype u8, op bor, and run on one byte. Raises errors.invalid."""
+        dtype u8, op bor, and run on one byte. `wire`: code of a format (native/wire/wire.hpp) for network messages of
+        f32 elements; the schedule must be lowered with `wire`. Raises errors.invalid."""
     def isend(self, ptr: int, nbytes: int, dst: int, tag: int, timeout: float = 0) -> Work: ...
     def irecv(self, ptr: int, nbytes: int, src: int, tag: int, timeout: float = 0) -> Work:
         """src -1 = any source. A longer message than `nbytes` is errors.mismatch."""

@@ -21,7 +21,14 @@ class CollectiveConformance:
     @pytest.mark.parametrize("collective", COLLECTIVES)  # varies faster than n: executors keep the ranks of one n
     @pytest.mark.parametrize("n", RANKS)
     def test_conforms(self, n: int, collective: str) -> None:
-        batch = list(cases(collective, n, self.counts))
+        self._run(n, list(cases(collective, n, self.counts)))
+
+    @pytest.mark.parametrize("n", (12, 16))
+    def test_more_ranks(self, n: int) -> None:
+        """Ranks beyond the full sweep: an odd multiple of a power of two, and a power of two; counts around n."""
+        self._run(n, list(cases("all_reduce", n, (0, 1, 5, n - 1, n, n + 1, 1000))))
+
+    def _run(self, n: int, batch: list[Case]) -> None:
         assert batch
         failures = self.run_batch(n, batch)
         shown = "\n".join(failures[:20])

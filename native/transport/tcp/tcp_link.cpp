@@ -49,12 +49,12 @@ void TcpLink::close() {
 }
 
 void TcpLink::post_send(SendRequest&& request) {
-  check_posted(request.header, request.pieces);
+  check_posted(request.header, request.pieces, request.wire);
   sends_.push_back(std::move(request));
 }
 
 void TcpLink::post_recv(RecvRequest&& request) {
-  check_posted(request.header, request.pieces);
+  check_posted(request.header, request.pieces, request.wire);
   check_fold(request, kAlign);
   recvs_.push_back(std::move(request));
 }
@@ -89,6 +89,10 @@ std::size_t TcpLink::send_some(std::size_t budget) {
   std::size_t used = 0, bytes = 0;
   std::size_t first = send_part_, offset = send_offset_;
   for (SendRequest& request : sends_) {
+    if (request.wire != WireFormat::f32) {  // alone: there is one buffer of encoded payload
+      if (&request == &sends_.front()) used = gather_encoded(vectors);
+      break;
+    }
     for (std::size_t i = first; i <= request.pieces.size() && used < kMaxIovecs && bytes < budget; ++i) {
       const Piece piece = part(request, i);
       const std::size_t n = std::min(piece.bytes - offset, budget - bytes);
@@ -113,11 +117,50 @@ std::size_t TcpLink::send_some(std::size_t budget) {
   return sent;
 }
 
+// Header and encoded payload of the front message; more is encoded when all that was has gone.
+std::size_t TcpLink::gather_encoded(iovec* vectors) {
+  SendRequest& request = sends_.front();
+  std::size_t used = 0;
+  if (send_part_ == 0)
+    vectors[used++] = {reinterpret_cast<char*>(&request.header) + send_offset_, sizeof request.header - send_offset_};
+  if (encoded_begin_ == encoded_end_) {
+    if (!encoded_) encoded_.reset(static_cast<unsigned char*>(::operator new[](kBufferBytes, std::align_val_t{kAlign})));
+    encoded_begin_ = 0;
+    encoded_end_ = encode_next(request, send_cursor_, encoded_.get(), kBufferBytes);
+  }
+  if (encoded_begin_ < encoded_end_) vectors[used++] = {encoded_.get() + encoded_begin_, encoded_end_ - encoded_begin_};
+  return used;
+}
+
+// Counts `bytes` off the front message; true if that was its end.
+bool TcpLink::advance_encoded(std::size_t& bytes) {
+  if (send_part_ == 0) {
+    const std::size_t n = std::min(bytes, sizeof(MessageHeader) - send_offset_);
+    bytes -= n;
+    send_offset_ += n;
+    if (send_offset_ < sizeof(MessageHeader)) return false;
+    send_part_ = 1;
+    send_offset_ = 0;
+  }
+  const std::size_t n = std::min(bytes, encoded_end_ - encoded_begin_);
+  bytes -= n;
+  encoded_begin_ += n;
+  send_payload_ += n;
+  if (send_payload_ < sends_.front().header.bytes) return false;
+  send_payload_ = 0;
+  send_cursor_ = {};
+  return true;
+}
+
 // Afterwards the next byte to go is at (send_part_, send_offset_) of the front, and every message without bytes left has
 // been completed and dropped.
 void TcpLink::advance_send(std::size_t bytes) {
   while (!sends_.empty()) {
     SendRequest& request = sends_.front();
+    if (request.wire != WireFormat::f32) {
+      if (!advance_encoded(bytes)) return;
+      send_part_ = request.pieces.size() + 1;
+    }
     for (; send_part_ <= request.pieces.size(); ++send_part_, send_offset_ = 0) {
       const std::size_t left = part(request, send_part_).bytes - send_offset_;
       if (bytes < left) {
@@ -153,7 +196,7 @@ std::size_t TcpLink::recv_some(std::size_t budget) {
     std::size_t got = 0;
     if (!header_seen_) {
       got = read_into_buffer(kReadAhead, drained);
-    } else if (request.fold != nullptr) {
+    } else if (request.fold != nullptr || request.wire != WireFormat::f32) {
       // Never past this message, so that the next header is read together with its payload.
       got = read_into_buffer(std::min<std::uint64_t>(kBufferBytes, remaining_), drained);
     } else {
@@ -175,11 +218,19 @@ void TcpLink::take_header(const RecvRequest& request) {
   remaining_ = request.header.bytes;
   recv_piece_ = 0;
   recv_offset_ = 0;
+  recv_cursor_ = {};
 }
 
-// Stores or folds buffered payload of the front message; when folding, a last partial item stays in the buffer.
+// Stores or folds buffered payload of the front message; a last partial item (when folding) or block (of a wire format) stays in
+// the buffer.
 void TcpLink::consume_buffer(RecvRequest& request) {
   std::size_t available = std::min<std::uint64_t>(end_ - begin_, remaining_);
+  if (request.wire != WireFormat::f32) {
+    const std::size_t n = decode_next(request, recv_cursor_, buffer_.get() + begin_, available);
+    begin_ += n;
+    remaining_ -= n;
+    return;
+  }
   if (request.fold != nullptr && available > 0 && begin_ % request.item != 0) {
     // Kernels read items in place, so they must be aligned; the buffer's start is.
     std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
@@ -215,7 +266,7 @@ void TcpLink::advance_recv(const RecvRequest& request, std::size_t bytes) {
 // Reads until the buffer holds at most `limit` bytes.
 std::size_t TcpLink::read_into_buffer(std::size_t limit, bool& drained) {
   if (!buffer_) buffer_.reset(static_cast<unsigned char*>(::operator new[](kBufferBytes, std::align_val_t{kAlign})));
-  // What is left is less than a header or an item, so moving it is cheap and leaves an aligned start.
+  // What is left is less than a header, an item or a block, so moving it is cheap and leaves an aligned start.
   if (begin_ > 0) std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
   end_ -= begin_;
   begin_ = 0;

@@ -1,6 +1,8 @@
 // A Link over one connected TCP socket: header, then payload, one message after the other in each direction.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <deque>
 #include <memory>
 #include <optional>
@@ -8,6 +10,7 @@
 
 #include "transport/link.hpp"
 #include "transport/tcp/socket.hpp"
+#include "transport/wire_stream.hpp"
 
 namespace ringleader {
 
@@ -38,7 +41,9 @@ class TcpLink final : public Link {
   std::size_t send_some(std::size_t budget);
   std::size_t recv_some(std::size_t budget);
 
+  std::size_t gather_encoded(iovec* vectors);
   void advance_send(std::size_t bytes);
+  bool advance_encoded(std::size_t& bytes);
   void take_header(const RecvRequest& request);
   void consume_buffer(RecvRequest& request);
   std::size_t read_into_buffer(std::size_t limit, bool& drained);
@@ -54,19 +59,26 @@ class TcpLink final : public Link {
 
   // Of sends_.front(), part 0 is the header and part i piece i - 1; `send_offset_` bytes of that part are gone.
   std::deque<SendRequest> sends_;
+  // If it has a wire format, part 1 is the payload: encoded_[encoded_begin_, encoded_end_), then what comes at send_cursor_.
   std::size_t send_part_ = 0;
   std::size_t send_offset_ = 0;
+  std::unique_ptr<unsigned char[], Free> encoded_;
+  std::size_t encoded_begin_ = 0;
+  std::size_t encoded_end_ = 0;
+  std::uint64_t send_payload_ = 0;  // encoded bytes of it that are gone
+  WireCursor send_cursor_;
 
   // Of recvs_.front(): `remaining_` payload bytes are not yet in the pieces; the next one belongs at
-  // pieces[recv_piece_].data + recv_offset_.
+  // pieces[recv_piece_].data + recv_offset_ (at recv_cursor_, if it has a wire format).
   std::deque<RecvRequest> recvs_;
   bool header_seen_ = false;
   std::uint64_t remaining_ = 0;
   std::size_t recv_piece_ = 0;
   std::size_t recv_offset_ = 0;
+  WireCursor recv_cursor_;
 
   // Bytes [begin_, end_) were read from the socket and not yet consumed: headers with what small payload came along,
-  // and payload on its way to a fold.
+  // and payload on its way to a fold or to be decoded.
   std::unique_ptr<unsigned char[], Free> buffer_;
   std::size_t begin_ = 0;
   std::size_t end_ = 0;

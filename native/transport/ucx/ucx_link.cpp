@@ -4,23 +4,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "transport/message.hpp"
+#include "transport/ucx/ucx_protocol.hpp"
 
 namespace ringleader {
 
 namespace {
 
-constexpr std::size_t kHeaderAt = 16;                // so that the payload after the header is aligned for kernels
-constexpr std::size_t kPayloadAt = kHeaderAt + sizeof(MessageHeader);
-constexpr std::size_t kFirstBytes = kPayloadAt + UcxLink::kInline;
-static_assert(kPayloadAt % UcxWorker::kAlign == 0);
-
-constexpr std::size_t kSendsInFlight = 16;           // UCX messages of a link at a time
-constexpr std::size_t kMessagesAhead = 4;            // receives whose headers are awaited at a time
-constexpr std::size_t kFragmentsInFlight = 4;        // fragments of one message that are received at a time
-constexpr std::size_t kFoldMemory = 32 << 20;        // of all links; beyond it a link has one fold buffer
+constexpr std::size_t kBufferMemory = 32 << 20;      // of all links; beyond it a link has one fragment buffer each way
 // Small messages are copied by the receiving UCX before they are asked for. Every so many messages or bytes, the sender waits
 // until the receiver has caught up, so that what lies there is bounded, and fits into the buffers of a TCP connection.
 constexpr std::uint32_t kAcknowledgeEvery = 64;
@@ -28,7 +20,15 @@ constexpr std::uint64_t kAcknowledgeBytes = 32 * 1024;
 constexpr auto kFlushLimit = std::chrono::milliseconds(1);
 constexpr auto kCloseLimit = std::chrono::milliseconds(200);
 
-std::uint64_t inline_bytes(const MessageHeader& header) { return header.bytes <= UcxLink::kInline ? header.bytes : 0; }
+// UCX messages that a payload is sent in, the first, which carries the header, not counted.
+std::uint64_t fragments(const std::vector<Piece>& pieces, WireFormat wire, std::uint64_t bytes) {
+  if (bytes <= UcxLink::kInline) return 0;
+  if (wire == WireFormat::f32) return (bytes + UcxLink::kFragment - 1) / UcxLink::kFragment;
+  WireCursor cursor;
+  std::uint64_t count = 0;
+  while (skip_next(pieces, wire, cursor, UcxLink::kFragment) > 0) ++count;
+  return count;
+}
 
 }  // namespace
 
@@ -126,24 +126,23 @@ short UcxLink::poll_events() const {
 
 template <class Request>
 UcxLink::Message<Request> UcxLink::numbered(Request&& request, Numbers& numbers) {
-  const std::uint64_t bytes = request.header.bytes;
-  const std::uint64_t fragments = bytes <= kInline ? 0 : (bytes + kFragment - 1) / kFragment;
   Message<Request> message{std::move(request)};
+  const std::uint64_t count = fragments(message.request.pieces, message.request.wire, message.request.header.bytes);
   message.number = numbers.next;
   numbers.unacknowledged += sizeof(MessageHeader) + inline_bytes(message.request.header);
   message.acknowledged = ++numbers.messages % kAcknowledgeEvery == 0 || numbers.unacknowledged > kAcknowledgeBytes;
   if (message.acknowledged) numbers.unacknowledged = 0;
-  numbers.next += static_cast<std::uint32_t>(1 + fragments);
+  numbers.next += static_cast<std::uint32_t>(1 + count);
   return message;
 }
 
 void UcxLink::post_send(SendRequest&& request) {
-  check_posted(request.header, request.pieces);
+  check_posted(request.header, request.pieces, request.wire);
   sends_.push_back(numbered(std::move(request), send_numbers_));
 }
 
 void UcxLink::post_recv(RecvRequest&& request) {
-  check_posted(request.header, request.pieces);
+  check_posted(request.header, request.pieces, request.wire);
   check_fold(request, UcxWorker::kAlign);
   if (request.fold != nullptr && request.header.bytes > kInline && kFragment % request.item != 0)
     throw Error(ErrorKind::internal, "items of " + std::to_string(request.item) + " bytes cannot be folded from fragments of " +
@@ -164,223 +163,6 @@ bool UcxLink::progress() {
   } catch (const Error& error) {
     failure_ = error;
     throw;
-  }
-}
-
-// ---------------------------------------------------------------- sending
-
-bool UcxLink::send_some() {
-  bool moved = false;
-  while (sends_posted_ < sends_.size() && send_operations_ < kSendsInFlight) {
-    Outgoing& message = sends_[sends_posted_];
-    if (!message.header_posted) start(message);
-    while (message.posted < message.request.header.bytes && send_operations_ < kSendsInFlight) send_fragment(message);
-    if (message.posted == message.request.header.bytes) ++sends_posted_;
-    moved = true;
-  }
-  while (!sends_.empty()) {
-    Outgoing& message = sends_.front();
-    auto& operations = message.operations;
-    while (!operations.empty() && operations.front()->done) {
-      Operation& operation = *operations.front();
-      check_operation(operation);
-      bytes_sent += operation.bytes;
-      if (operation.buffer) worker_->give(std::move(operation.buffer), kFirstBytes);
-      operations.pop_front();
-      --send_operations_;
-      moved = true;
-    }
-    if (sends_posted_ == 0 || !operations.empty()) break;
-    std::uint32_t* const done = message.request.done;
-    sends_.pop_front();
-    --sends_posted_;
-    held_sends_.waiting.push_back(done);
-    // A later message will be waited for, so this one need not.
-    if (!sends_.empty()) held_sends_.tell();
-    moved = true;
-  }
-  return moved;
-}
-
-void UcxLink::start(Outgoing& message) {
-  auto operation = std::make_unique<Operation>(api_);
-  operation->buffer = worker_->take(kFirstBytes);
-  std::byte* at = operation->buffer.get() + kHeaderAt;
-  std::memcpy(at, &message.request.header, sizeof(MessageHeader));
-  std::size_t bytes = sizeof(MessageHeader);
-  if (inline_bytes(message.request.header) > 0)
-    for (const Piece& piece : message.request.pieces) {
-      if (piece.bytes > 0) std::memcpy(at + bytes, piece.data, piece.bytes);
-      bytes += piece.bytes;
-    }
-  operation->bytes = bytes;
-  message.posted = inline_bytes(message.request.header);
-  message.header_posted = true;
-  Operation& posted = *operation;
-  message.operations.push_back(std::move(operation));
-  ++send_operations_;
-  post(posted, true, message.acknowledged, send_numbers_.tag(message.number), at, bytes, false);
-}
-
-namespace {
-
-// The pieces of the next `bytes` bytes, from `cursor` on, which moves past them.
-template <class Cursor>
-std::vector<ucp_dt_iov_t> cut(const std::vector<Piece>& pieces, Cursor& cursor, std::size_t bytes) {
-  std::vector<ucp_dt_iov_t> result;
-  while (bytes > 0) {
-    const Piece& piece = pieces[cursor.piece];
-    const std::size_t n = std::min(bytes, piece.bytes - cursor.offset);
-    if (n > 0) result.push_back({static_cast<char*>(piece.data) + cursor.offset, n});
-    bytes -= n;
-    cursor.offset += n;
-    if (cursor.offset == piece.bytes) {
-      ++cursor.piece;
-      cursor.offset = 0;
-    }
-  }
-  return result;
-}
-
-}  // namespace
-
-void UcxLink::send_fragment(Outgoing& message) {
-  const std::size_t bytes = std::min<std::uint64_t>(kFragment, message.request.header.bytes - message.posted);
-  const std::uint64_t tag = send_numbers_.tag(message.number + 1 + message.posted / kFragment);
-  auto operation = std::make_unique<Operation>(api_);
-  operation->bytes = bytes;
-  operation->pieces = cut(message.request.pieces, message.cursor, bytes);
-  message.posted += bytes;
-  Operation& posted = *operation;
-  message.operations.push_back(std::move(operation));
-  ++send_operations_;
-  const bool one = posted.pieces.size() == 1;
-  post(posted, true, false, tag, one ? posted.pieces[0].buffer : posted.pieces.data(), one ? bytes : posted.pieces.size(), !one);
-}
-
-// ---------------------------------------------------------------- receiving
-
-// Receives posted together touch different memory (the engine posts one that depends on another only after it), so those of
-// several messages are in flight at a time; what is told is told in order.
-bool UcxLink::receive_some() {
-  bool moved = false;
-  bool stalled = false;
-  for (std::size_t i = 0; i < std::min(recvs_.size(), kMessagesAhead); ++i) {
-    Incoming& message = recvs_[i];
-    if (!message.header_posted) start(message);
-    moved |= take_arrived(message);
-    // A message's fragments are received only after those of its predecessors are all on their way.
-    if (message.header_done && !stalled) moved |= receive_fragments(message, stalled);
-    stalled |= !message.header_done || message.posted < message.request.header.bytes;
-  }
-  while (!recvs_.empty()) {
-    Incoming& message = recvs_.front();
-    if (!message.header_done || message.posted < message.request.header.bytes || !message.operations.empty()) break;
-    std::uint32_t* const done = message.request.done;
-    // Where this side answered (large: where the data may go, or that it came), the answer must be on its way.
-    const bool answered = message.acknowledged || message.request.header.bytes > kInline;
-    recvs_.pop_front();
-    held_recvs_.waiting.push_back(done);
-    if (!recvs_.empty() || (!answered && held_recvs_.waiting.size() == 1 && held_recvs_.flushing.empty())) held_recvs_.tell();
-    moved = true;
-  }
-  return moved;
-}
-
-void UcxLink::start(Incoming& message) {
-  message.header_posted = true;
-  auto operation = std::make_unique<Operation>(api_);
-  operation->buffer = worker_->take(kFirstBytes);
-  Operation& posted = *operation;
-  message.operations.push_back(std::move(operation));
-  post(posted, false, false, recv_numbers_.tag(message.number), posted.buffer.get() + kHeaderAt, kFirstBytes - kHeaderAt, false);
-}
-
-bool UcxLink::take_arrived(Incoming& message) {
-  bool moved = false;
-  while (!message.operations.empty() && message.operations.front()->done) {
-    Operation& operation = *message.operations.front();
-    if (!message.header_done)
-      take_header(message, operation);
-    else
-      take_fragment(message, operation);
-    bytes_received += operation.received;
-    message.operations.pop_front();
-    moved = true;
-  }
-  return moved;
-}
-
-void UcxLink::take_header(Incoming& message, Operation& operation) {
-  MessageHeader got{};
-  if (operation.status == UCS_ERR_MESSAGE_TRUNCATED || (operation.status == UCS_OK && operation.received < sizeof got)) {
-    // No message of this protocol: too long or too short for a header with what goes with it.
-    check_header(message.request.header, got, peer_, peer_name_);
-  }
-  check_operation(operation);
-  std::memcpy(&got, operation.buffer.get() + kHeaderAt, sizeof got);
-  check_header(message.request.header, got, peer_, peer_name_);
-  const std::uint64_t bytes = inline_bytes(got);
-  if (operation.received != sizeof got + bytes)
-    throw Error(ErrorKind::mismatch, peer_name_ + " sent " + std::to_string(operation.received) + " bytes where this rank expects " +
-                                         std::to_string(sizeof got + bytes) + ": do all ranks run the same version?", {peer_});
-  message.header_done = true;
-  store(message, operation.buffer.get() + kPayloadAt, bytes);
-  message.posted = bytes;
-  worker_->give(std::move(operation.buffer), kFirstBytes);
-}
-
-bool UcxLink::receive_fragments(Incoming& message, bool& stalled) {
-  bool moved = false;
-  while (message.posted < message.request.header.bytes) {
-    const bool fold = message.request.fold != nullptr;
-    const bool memory = !fold || fragment_buffers_ == 0 || worker_->taken() < kFoldMemory;
-    if (message.operations.size() >= kFragmentsInFlight || !memory) {
-      stalled = true;
-      break;
-    }
-    const std::size_t bytes = std::min<std::uint64_t>(kFragment, message.request.header.bytes - message.posted);
-    auto operation = std::make_unique<Operation>(api_);
-    operation->bytes = bytes;
-    if (fold) {
-      operation->buffer = worker_->take(kFragment);
-      operation->pieces.push_back({operation->buffer.get(), bytes});
-      ++fragment_buffers_;
-    } else {
-      operation->pieces = cut(message.request.pieces, message.cursor, bytes);
-    }
-    const std::uint64_t tag = recv_numbers_.tag(message.number + 1 + message.posted / kFragment);
-    message.posted += bytes;
-    Operation& posted = *operation;
-    message.operations.push_back(std::move(operation));
-    const bool one = posted.pieces.size() == 1;
-    post(posted, false, false, tag, one ? posted.pieces[0].buffer : posted.pieces.data(), one ? bytes : posted.pieces.size(), !one);
-    moved = true;
-  }
-  return moved;
-}
-
-void UcxLink::take_fragment(Incoming& message, Operation& operation) {
-  check_operation(operation);
-  if (operation.received != operation.bytes)
-    throw Error(ErrorKind::mismatch, peer_name_ + " sent " + std::to_string(operation.received) + " bytes where this rank expects " +
-                                         std::to_string(operation.bytes) + ": do all ranks run the same version?", {peer_});
-  if (!operation.buffer) return;
-  store(message, operation.buffer.get(), operation.bytes);
-  worker_->give(std::move(operation.buffer), kFragment);
-  --fragment_buffers_;
-}
-
-// Stores or folds the next bytes. Invariant: they are whole items, since pieces and fragments are, and so is each part.
-void UcxLink::store(Incoming& message, const std::byte* data, std::size_t bytes) {
-  const RecvRequest& request = message.request;
-  if (bytes == 0) return;
-  for (const ucp_dt_iov_t& part : cut(request.pieces, message.cursor, bytes)) {
-    if (request.fold != nullptr)
-      request.fold(request.fold_context, part.buffer, data, part.length);
-    else
-      std::memcpy(part.buffer, data, part.length);
-    data += part.length;
   }
 }
 
@@ -436,11 +218,15 @@ bool UcxLink::flush() {
 
 // ---------------------------------------------------------------- UCX's side
 
-void UcxLink::post(Operation& operation, bool send, bool acknowledged, std::uint64_t tag, void* data, std::size_t count, bool pieces) {
+// Sends or receives operation.pieces.
+void UcxLink::post(Operation& operation, bool send, bool acknowledged, std::uint64_t tag) {
+  const bool one = operation.pieces.size() == 1;
+  void* const data = one ? operation.pieces[0].buffer : operation.pieces.data();
+  const std::size_t count = one ? operation.pieces[0].length : operation.pieces.size();
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE |
                        UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  param.datatype = pieces ? static_cast<ucp_datatype_t>(UCP_DATATYPE_IOV) : ucp_dt_make_contig(1);
+  param.datatype = one ? ucp_dt_make_contig(1) : static_cast<ucp_datatype_t>(UCP_DATATYPE_IOV);
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.user_data = &operation;
   ucs_status_ptr_t request;
@@ -460,6 +246,33 @@ void UcxLink::post(Operation& operation, bool send, bool acknowledged, std::uint
   }
   operation.status = UCS_PTR_STATUS(request);
   operation.done = true;
+}
+
+// False if there is no memory for it now; a link can always have one buffer each way.
+bool UcxLink::take_buffer(Operation& operation, std::size_t& buffers) {
+  if (buffers > 0 && worker_->taken() >= kBufferMemory) return false;
+  operation.buffer = worker_->take(kFragment);
+  ++buffers;
+  return true;
+}
+
+void UcxLink::give_buffer(Operation& operation, std::size_t& buffers) {
+  worker_->give(std::move(operation.buffer));
+  --buffers;
+}
+
+// The pieces of the next `bytes` bytes, from `cursor` on, which moves past them.
+std::vector<ucp_dt_iov_t> UcxLink::cut(const std::vector<Piece>& pieces, WireCursor& cursor, std::size_t bytes) {
+  std::vector<ucp_dt_iov_t> result;
+  while (bytes > 0) {
+    const Piece& piece = pieces[cursor.piece];
+    const std::size_t n = std::min(bytes, piece.bytes - cursor.at);
+    if (n > 0) result.push_back({static_cast<char*>(piece.data) + cursor.at, n});
+    bytes -= n;
+    cursor.at += n;
+    if (cursor.at == piece.bytes) cursor = {cursor.piece + 1, 0};
+  }
+  return result;
 }
 
 // The callbacks come from worker_progress and request_cancel, of receives also from post().

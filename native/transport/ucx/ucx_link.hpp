@@ -9,6 +9,7 @@
 
 #include "transport/link.hpp"
 #include "transport/ucx/ucx_worker.hpp"
+#include "transport/wire_stream.hpp"
 
 namespace ringleader {
 
@@ -16,7 +17,8 @@ namespace ringleader {
 //
 // A message is one UCX message (header and payload) up to kInline bytes, else a header and fragments of kFragment bytes.
 // Both ends number these alike from the requests they were given, and a number is the tag. Payload is received where it
-// belongs once the header is known to be the expected one; to be folded, it comes through a bounded number of buffers.
+// belongs once the header is known to be the expected one; to be folded or decoded, and encoded, it passes through a bounded
+// number of buffers. Fragments of a message in a wire format end where a block of it does (skip_next).
 class UcxLink final : public Link {
  public:
   static constexpr std::size_t kInline = 8 * 1024;
@@ -40,10 +42,6 @@ class UcxLink final : public Link {
  private:
   using Operation = UcxOperation;
 
-  // Where in the pieces of a request the next byte is.
-  struct Cursor {
-    std::size_t piece = 0, offset = 0;
-  };
   template <class Request>
   struct Message {
     Request request;
@@ -51,7 +49,9 @@ class UcxLink final : public Link {
     bool acknowledged = false;     // its send completes only when its receive was posted
     bool header_posted = false, header_done = false;
     std::uint64_t posted = 0;      // payload bytes handed to UCX
-    Cursor cursor{};
+    std::uint32_t fragments = 0;   // that they are, beyond the header's message
+    WireCursor cut_at{};           // where they end in the pieces; `at` counts bytes unless there is a wire format
+    WireCursor stored_at{};        // of what is received through buffers: what is in the pieces already
     std::deque<std::unique_ptr<Operation>> operations{};  // in order
   };
   using Outgoing = Message<SendRequest>;
@@ -75,17 +75,21 @@ class UcxLink final : public Link {
   void connect(const std::string& address);
   bool send_some();
   void start(Outgoing& message);
-  void send_fragment(Outgoing& message);
+  bool send_fragment(Outgoing& message);
+  void hand_over(Outgoing& message, std::unique_ptr<Operation> operation, bool acknowledged, std::uint64_t tag);
   bool receive_some();
   void start(Incoming& message);
-  bool receive_fragments(Incoming& message, bool& stalled);
+  bool receive_fragment(Incoming& message);
   bool take_arrived(Incoming& message);
   void take_header(Incoming& message, Operation& operation);
   void take_fragment(Incoming& message, Operation& operation);
   void store(Incoming& message, const std::byte* data, std::size_t bytes);
+  static std::vector<ucp_dt_iov_t> cut(const std::vector<Piece>& pieces, WireCursor& cursor, std::size_t bytes);
+  bool take_buffer(Operation& operation, std::size_t& buffers);
+  void give_buffer(Operation& operation, std::size_t& buffers);
   bool flush();
 
-  void post(Operation& operation, bool send, bool acknowledged, std::uint64_t tag, void* data, std::size_t count, bool pieces);
+  void post(Operation& operation, bool send, bool acknowledged, std::uint64_t tag);
   void check_operation(const Operation& operation) const;
   std::string activity() const;
   Error lost(ucs_status_t status) const;
@@ -108,7 +112,7 @@ class UcxLink final : public Link {
   std::deque<Incoming> recvs_;
   std::size_t sends_posted_ = 0;     // the first so many are wholly in UCX's hands
   std::size_t send_operations_ = 0;  // in UCX's hands
-  std::size_t fragment_buffers_ = 0;
+  std::size_t send_buffers_ = 0, recv_buffers_ = 0;  // fragment buffers in use
   Held held_sends_, held_recvs_;
   std::unique_ptr<Operation> flush_;
   std::chrono::steady_clock::time_point held_since_{};

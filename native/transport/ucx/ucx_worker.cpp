@@ -92,18 +92,18 @@ int UcxWorker::armed_fd() {
   return armed_ ? fd_ : ready_fd_;  // not armed: something is there already
 }
 
-UcxWorker::Buffer UcxWorker::take(std::size_t bytes) {
+UcxBuffer UcxWorker::take(std::size_t bytes) {
   taken_ += bytes;
   auto& spare = spare_[bytes];
-  if (spare.empty()) return Buffer(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{kAlign})), release);
-  Buffer buffer = std::move(spare.back());
+  if (spare.empty()) return {{static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{kAlign})), release}, bytes};
+  UcxBuffer buffer = std::move(spare.back());
   spare.pop_back();
   return buffer;
 }
 
-void UcxWorker::give(Buffer buffer, std::size_t bytes) {
-  taken_ -= bytes;
-  spare_[bytes].push_back(std::move(buffer));
+void UcxWorker::give(UcxBuffer buffer) {
+  taken_ -= buffer.bytes;
+  spare_[buffer.bytes].push_back(std::move(buffer));
 }
 
 }  // namespace ringleader

@@ -13,6 +13,14 @@
 
 namespace ringleader {
 
+// Aligned memory of a worker.
+struct UcxBuffer {
+  std::unique_ptr<std::byte[], void (*)(std::byte*)> memory{nullptr, nullptr};
+  std::size_t bytes = 0;
+  std::byte* get() const { return memory.get(); }
+  explicit operator bool() const { return memory != nullptr; }
+};
+
 // Memory that UCX may write to or read from until `done`.
 struct UcxOperation {
   explicit UcxOperation(const ucx::Api& functions) : api(functions) {}
@@ -26,7 +34,7 @@ struct UcxOperation {
 
   const ucx::Api& api;
   std::vector<ucp_dt_iov_t> pieces;
-  std::unique_ptr<std::byte[], void (*)(std::byte*)> buffer{nullptr, nullptr};
+  UcxBuffer buffer;
   std::size_t bytes = 0;       // of payload that it moves
   std::size_t received = 0;    // bytes that came
   void* request = nullptr;     // UCX's; null once done
@@ -56,10 +64,9 @@ class UcxWorker {
   int armed_fd();
   int ready_fd() const { return ready_fd_; }  // always readable
 
-  // Aligned buffers of two sizes, kept for reuse.
-  using Buffer = decltype(UcxOperation::buffer);
-  Buffer take(std::size_t bytes);
-  void give(Buffer buffer, std::size_t bytes);
+  // Buffers of a few sizes, kept for reuse.
+  UcxBuffer take(std::size_t bytes);
+  void give(UcxBuffer buffer);
   std::size_t taken() const { return taken_; }  // bytes handed out
 
   // Keeps what UCX may still touch until the worker is gone.
@@ -79,7 +86,7 @@ class UcxWorker {
   int ready_fd_ = -1;  // always readable
   bool armed_ = false;
   bool busy_ = true;   // the last progress() did something
-  std::map<std::size_t, std::vector<Buffer>> spare_;
+  std::map<std::size_t, std::vector<UcxBuffer>> spare_;
   std::size_t taken_ = 0;
   std::vector<std::unique_ptr<UcxOperation>> kept_;
 };

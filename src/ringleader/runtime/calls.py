@@ -101,10 +101,11 @@ def _plan(
     op: ReduceOp | None = None,
     root: int = 0,
     algorithm: str | None = None,
+    wire: str | None = None,
 ) -> Call:
     if op is not None:
         dtypes.check_supported(buffer.code, buffer.dtype_name, op)
-    request = Request(collective, count, buffer.code, buffer.itemsize, op, root, algorithm, shape)
+    request = Request(collective, count, buffer.code, buffer.itemsize, op, root, algorithm, shape, wire)
     planned = group.planner.plan(request)
     return Call(planned.plan, planned.choice, result)
 
@@ -156,7 +157,9 @@ def _blocks(buffer: Buffer, n: int, what: str) -> int:
     return buffer.count // n
 
 
-def all_reduce(group: Group, x: Any, op: ReduceOp | str, out: Any, algorithm: str | None) -> Call:
+def all_reduce(
+    group: Group, x: Any, op: ReduceOp | str, out: Any, algorithm: str | None, wire: str | None = None
+) -> Call:
     """Prepare an all-reduce of `x`."""
     operator = dtypes.parse_op(op)
     if out is None or out is x:
@@ -177,11 +180,14 @@ def all_reduce(group: Group, x: Any, op: ReduceOp | str, out: Any, algorithm: st
         shape=source.shape,
         op=operator,
         algorithm=algorithm,
+        wire=wire,
     )
     return call.read(source).write(target)
 
 
-def reduce(group: Group, x: Any, root: int, op: ReduceOp | str, out: Any, algorithm: str | None) -> Call:
+def reduce(
+    group: Group, x: Any, root: int, op: ReduceOp | str, out: Any, algorithm: str | None, wire: str | None = None
+) -> Call:
     """Prepare a reduce of `x` to `root`."""
     operator = dtypes.parse_op(op)
     check_root(group, root)
@@ -211,14 +217,17 @@ def reduce(group: Group, x: Any, root: int, op: ReduceOp | str, out: Any, algori
         op=operator,
         root=root,
         algorithm=algorithm,
+        wire=wire,
     )
     return call.read(source).write(target)
 
 
-def broadcast(group: Group, x: Any, root: int, algorithm: str | None) -> Call:
+def broadcast(group: Group, x: Any, root: int, algorithm: str | None, wire: str | None = None) -> Call:
     """Prepare a broadcast of the root's `x` into everybody's `x`."""
     check_root(group, root)
-    if group.rank == root:
+    if group.rank == root and wire not in (None, "f32"):
+        source = arrays.target(x, "x (rounded to the wire format, so that all ranks hold the same)")
+    elif group.rank == root:
         source = arrays.source(x)
         source.store = None  # the root's array does not change
         if source.load is None and arrays.is_read_only(x):
@@ -229,12 +238,20 @@ def broadcast(group: Group, x: Any, root: int, algorithm: str | None) -> Call:
         source = arrays.target(x, "x (receives the root's elements)")
         source.load = None
     call = _plan(
-        group, Collective.BROADCAST, source, x, count=source.count, shape=source.shape, root=root, algorithm=algorithm
+        group,
+        Collective.BROADCAST,
+        source,
+        x,
+        count=source.count,
+        shape=source.shape,
+        root=root,
+        algorithm=algorithm,
+        wire=wire,
     )
     return call.read(source).write(source)
 
 
-def all_gather(group: Group, x: Any, out: Any, algorithm: str | None) -> Call:
+def all_gather(group: Group, x: Any, out: Any, algorithm: str | None, wire: str | None = None) -> Call:
     """Prepare an all-gather of every rank's `x`."""
     source = arrays.source(x)
     if out is None:
@@ -245,11 +262,22 @@ def all_gather(group: Group, x: Any, out: Any, algorithm: str | None) -> Call:
         "out", target, source.count * group.size, f"the input's {source.count} from each of {group.size} ranks"
     )
     _separate_input(source, target)
-    call = _plan(group, Collective.ALL_GATHER, source, out, count=source.count, shape=source.shape, algorithm=algorithm)
+    call = _plan(
+        group,
+        Collective.ALL_GATHER,
+        source,
+        out,
+        count=source.count,
+        shape=source.shape,
+        algorithm=algorithm,
+        wire=wire,
+    )
     return call.read(source).write(target)
 
 
-def reduce_scatter(group: Group, x: Any, out: Any, op: ReduceOp | str, algorithm: str | None) -> Call:
+def reduce_scatter(
+    group: Group, x: Any, out: Any, op: ReduceOp | str, algorithm: str | None, wire: str | None = None
+) -> Call:
     """Prepare a reduce-scatter of `x`, which holds one block per rank."""
     operator = dtypes.parse_op(op)
     source = arrays.source(x)
@@ -269,11 +297,12 @@ def reduce_scatter(group: Group, x: Any, out: Any, op: ReduceOp | str, algorithm
         shape=source.shape,
         op=operator,
         algorithm=algorithm,
+        wire=wire,
     )
     return call.read(source).write(target)
 
 
-def gather(group: Group, x: Any, root: int, out: Any, algorithm: str | None) -> Call:
+def gather(group: Group, x: Any, root: int, out: Any, algorithm: str | None, wire: str | None = None) -> Call:
     """Prepare a gather of every rank's `x` at the root."""
     check_root(group, root)
     source, target = arrays.source(x), None
@@ -291,12 +320,20 @@ def gather(group: Group, x: Any, root: int, out: Any, algorithm: str | None) -> 
             f"out is given on rank {group.rank}, but only the root, rank {root}, gets a result"
         )
     call = _plan(
-        group, Collective.GATHER, source, out, count=source.count, shape=source.shape, root=root, algorithm=algorithm
+        group,
+        Collective.GATHER,
+        source,
+        out,
+        count=source.count,
+        shape=source.shape,
+        root=root,
+        algorithm=algorithm,
+        wire=wire,
     )
     return call.read(source).write(target)
 
 
-def scatter(group: Group, x: Any, root: int, out: Any, algorithm: str | None) -> Call:
+def scatter(group: Group, x: Any, root: int, out: Any, algorithm: str | None, wire: str | None = None) -> Call:
     """Prepare a scatter of the root's `x`, which holds one block per rank."""
     check_root(group, root)
     source = None
@@ -318,11 +355,21 @@ def scatter(group: Group, x: Any, root: int, out: Any, algorithm: str | None) ->
         _check_count("out", target, _blocks(source, group.size, "x"), f"one of the input's {group.size} blocks")
         _separate_input(source, target)
     # Only the root knows the shape of the whole, so shapes are not compared; counts and types are.
-    call = _plan(group, Collective.SCATTER, target, out, count=target.count, shape=None, root=root, algorithm=algorithm)
+    call = _plan(
+        group,
+        Collective.SCATTER,
+        target,
+        out,
+        count=target.count,
+        shape=None,
+        root=root,
+        algorithm=algorithm,
+        wire=wire,
+    )
     return call.read(source).write(target)
 
 
-def all_to_all(group: Group, x: Any, out: Any, algorithm: str | None) -> Call:
+def all_to_all(group: Group, x: Any, out: Any, algorithm: str | None, wire: str | None = None) -> Call:
     """Prepare an all-to-all of `x`, which holds one block per rank."""
     source = arrays.source(x)
     count = _blocks(source, group.size, "x")
@@ -332,7 +379,9 @@ def all_to_all(group: Group, x: Any, out: Any, algorithm: str | None) -> Call:
     _same_type(source, target)
     _check_count("out", target, source.count, "as many as the input")
     _separate_input(source, target)
-    call = _plan(group, Collective.ALL_TO_ALL, source, out, count=count, shape=source.shape, algorithm=algorithm)
+    call = _plan(
+        group, Collective.ALL_TO_ALL, source, out, count=count, shape=source.shape, algorithm=algorithm, wire=wire
+    )
     return call.read(source).write(target)
 
 

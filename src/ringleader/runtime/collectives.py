@@ -7,6 +7,7 @@ from typing import Any
 from ringleader.runtime import calls
 from ringleader.runtime.dtypes import ReduceOp
 from ringleader.runtime.runner import MISS, Runner, seconds, simple_address
+from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import Work
 
 __all__ = ["Collectives"]
@@ -16,7 +17,9 @@ class Collectives(Runner):
     """The verbs that every rank of a communicator calls together, in the same order.
 
     All take ``timeout`` (seconds; None = the communicator's), ``algorithm`` (a name of `ringleader algorithms`, or
-    None to let Ringleader choose) and ``async_op`` (return a `Work` at once).
+    None to let Ringleader choose), ``wire`` (the format in which float32 values travel between nodes: ``"bf16"``,
+    ``"f16"``, ``"int8"`` or ``"onebit"``, also as ``{"inter": ...}``; see docs/wire.md) and ``async_op`` (return a
+    `Work` at once). `barrier` has no ``wire``.
 
     Arrays may be NumPy arrays, torch CPU tensors, or objects with the buffer protocol or DLPack. They need not be
     contiguous. Where ranks disagree about shape, type, operator, root or the operation itself, all of them get a
@@ -30,6 +33,7 @@ class Collectives(Runner):
         *,
         out: Any = None,
         algorithm: str | None = None,
+        wire: Wire = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -69,11 +73,12 @@ class Collectives(Runner):
         ...     comm.all_reduce(np.array([1.0, 2.0]))
         array([1., 2.])
         """
+        wire = parse_wire(wire)
         if out is None:
             # The most frequent call of all, so the short way (`_repeat`) is written out: 1 us instead of 1.5.
             ptr = simple_address(x)
             if ptr != -1:
-                known = self._known.get((("all_reduce", op, algorithm), type(x), x.dtype, x.shape))
+                known = self._known.get((("all_reduce", op, algorithm, wire), type(x), x.dtype, x.shape))
                 if known is not None:
                     self._last_choice = known.choice
                     limit = 0.0 if timeout is None else seconds(timeout)
@@ -81,11 +86,11 @@ class Collectives(Runner):
                         return Work(known.plan.start(ptr, ptr, limit), self._live, x, (x,))
                     known.plan.run(ptr, ptr, limit)
                     return x
-        head = ("all_reduce", op, algorithm)
+        head = ("all_reduce", op, algorithm, wire)
         if out is not None and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
-        return self._run(calls.all_reduce(self, x, op, out, algorithm), async_op, timeout, (head, x, out))
+        return self._run(calls.all_reduce(self, x, op, out, algorithm, wire), async_op, timeout, (head, x, out))
 
     def reduce(
         self,
@@ -95,6 +100,7 @@ class Collectives(Runner):
         *,
         out: Any = None,
         algorithm: str | None = None,
+        wire: Wire = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -127,11 +133,12 @@ class Collectives(Runner):
         ...     comm.reduce(np.array([1, 2]), root=0, op="max")
         array([1, 2])
         """
-        head = ("reduce", op, root, algorithm)
+        wire = parse_wire(wire)
+        head = ("reduce", op, root, algorithm, wire)
         if (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
-        return self._run(calls.reduce(self, x, root, op, out, algorithm), async_op, timeout, (head, x, out))
+        return self._run(calls.reduce(self, x, root, op, out, algorithm, wire), async_op, timeout, (head, x, out))
 
     def broadcast(
         self,
@@ -139,6 +146,7 @@ class Collectives(Runner):
         root: int = 0,
         *,
         algorithm: str | None = None,
+        wire: Wire = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -164,11 +172,12 @@ class Collectives(Runner):
         ...     comm.broadcast(np.array(["a", "b"]), root=0)
         array(['a', 'b'], dtype='<U1')
         """
-        head = ("broadcast", root, algorithm)
+        wire = parse_wire(wire)
+        head = ("broadcast", root, algorithm, wire)
         if (result := self._repeat(head, x, None, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
-        return self._run(calls.broadcast(self, x, root, algorithm), async_op, timeout, (head, x, None))
+        return self._run(calls.broadcast(self, x, root, algorithm, wire), async_op, timeout, (head, x, None))
 
     def all_gather(
         self,
@@ -176,6 +185,7 @@ class Collectives(Runner):
         out: Any = None,
         *,
         algorithm: str | None = None,
+        wire: Wire = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -200,12 +210,13 @@ class Collectives(Runner):
         ...     comm.all_gather(np.array([1, 2]))
         array([[1, 2]])
         """
-        head = ("all_gather", algorithm)
+        wire = parse_wire(wire)
+        head = ("all_gather", algorithm, wire)
         if out is not None and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
         known_by = None if out is None else (head, x, out)
-        return self._run(calls.all_gather(self, x, out, algorithm), async_op, timeout, known_by)
+        return self._run(calls.all_gather(self, x, out, algorithm, wire), async_op, timeout, known_by)
 
     def reduce_scatter(
         self,
@@ -214,6 +225,7 @@ class Collectives(Runner):
         op: ReduceOp | str = "sum",
         *,
         algorithm: str | None = None,
+        wire: Wire = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -241,12 +253,13 @@ class Collectives(Runner):
         ...     comm.reduce_scatter(np.array([[1.0, 2.0]]))
         array([1., 2.])
         """
-        head = ("reduce_scatter", op, algorithm)
+        wire = parse_wire(wire)
+        head = ("reduce_scatter", op, algorithm, wire)
         if out is not None and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
         known_by = None if out is None else (head, x, out)
-        return self._run(calls.reduce_scatter(self, x, out, op, algorithm), async_op, timeout, known_by)
+        return self._run(calls.reduce_scatter(self, x, out, op, algorithm, wire), async_op, timeout, known_by)
 
     def gather(
         self,
@@ -255,6 +268,7 @@ class Collectives(Runner):
         out: Any = None,
         *,
         algorithm: str | None = None,
+        wire: Wire = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -282,7 +296,7 @@ class Collectives(Runner):
         array([[1, 2]])
         """
         self._check_usable()
-        return self._run(calls.gather(self, x, root, out, algorithm), async_op, timeout)
+        return self._run(calls.gather(self, x, root, out, algorithm, parse_wire(wire)), async_op, timeout)
 
     def scatter(
         self,
@@ -291,6 +305,7 @@ class Collectives(Runner):
         out: Any = None,
         *,
         algorithm: str | None = None,
+        wire: Wire = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -318,7 +333,7 @@ class Collectives(Runner):
         array([0., 2., 4.])
         """
         self._check_usable()
-        return self._run(calls.scatter(self, x, root, out, algorithm), async_op, timeout)
+        return self._run(calls.scatter(self, x, root, out, algorithm, parse_wire(wire)), async_op, timeout)
 
     def all_to_all(
         self,
@@ -326,6 +341,7 @@ class Collectives(Runner):
         out: Any = None,
         *,
         algorithm: str | None = None,
+        wire: Wire = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -350,12 +366,13 @@ class Collectives(Runner):
         ...     comm.all_to_all(np.array([7]))
         array([7])
         """
-        head = ("all_to_all", algorithm)
+        wire = parse_wire(wire)
+        head = ("all_to_all", algorithm, wire)
         if out is not None and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
         known_by = None if out is None else (head, x, out)
-        return self._run(calls.all_to_all(self, x, out, algorithm), async_op, timeout, known_by)
+        return self._run(calls.all_to_all(self, x, out, algorithm, wire), async_op, timeout, known_by)
 
     def barrier(self, timeout: float | None = None, *, algorithm: str | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it.

@@ -26,6 +26,7 @@ from ringleader.runtime.plans import Choice, Planner
 from ringleader.runtime.runner import seconds
 from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
+from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import LiveWorks
 
 __all__ = ["CLOSE_LIMIT", "Communicator", "connect"]
@@ -123,7 +124,9 @@ class Communicator(PersistentCollectives, Messages):
         """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory)."""
         return self._core.counters()
 
-    def explain(self, collective: str, nbytes: int, *, algorithm: str | None = None) -> tune.Explanation:
+    def explain(
+        self, collective: str, nbytes: int, *, algorithm: str | None = None, wire: Wire = None
+    ) -> tune.Explanation:
         """What would run for a collective of `nbytes`, and why.
 
         Parameters
@@ -140,7 +143,7 @@ class Communicator(PersistentCollectives, Messages):
         ...     comm.explain("all_reduce", 4 << 20).choice.algorithm
         'two_shot'
         """
-        return self._planner.explain(collective, nbytes, 1, algorithm)
+        return self._planner.explain(collective, nbytes, 1, algorithm, parse_wire(wire))
 
     def _check_usable(self) -> None:
         if self._forked:

@@ -142,6 +142,10 @@ SETTINGS: tuple[Setting, ...] = (
         "Who moves data in shared memory: the reader (pull) or the writer (push).",
     ),
     Setting(
+        "WIRE", _choice("f32", "bf16", "f16", "int8", "onebit"), "f32, bf16, f16, int8 or onebit", "f32",
+        "How float32 values of reductions travel between nodes, where the call does not say (docs/wire.md).",
+    ),
+    Setting(
         "TRANSPORT", _choice("auto", "shm", "tcp", "ucx"), "auto, shm, tcp or ucx", "auto",
         "auto: shared memory within a host, NET between hosts. shm: refuse anything else. tcp, ucx: that even within a "
         "host.",
@@ -279,6 +283,7 @@ class Config:
 
     algo: str | None = None
     proto: str = "auto"
+    wire: str = "f32"
     transport: str = "auto"
     net: str | None = None
     ucx_library: str | None = None

@@ -10,6 +10,7 @@ from ringleader.runtime.collectives import Collectives
 from ringleader.runtime.dtypes import ReduceOp
 from ringleader.runtime.plans import Choice
 from ringleader.runtime.runner import seconds
+from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import LiveWorks, Work
 
 __all__ = ["PersistentCollectives", "PersistentOperation"]
@@ -79,6 +80,7 @@ class PersistentCollectives(Collectives):
         *,
         out: Any = None,
         algorithm: str | None = None,
+        wire: Wire = None,
         timeout: float | None = None,
     ) -> PersistentOperation:
         """Prepare `all_reduce` on these arrays for many runs.
@@ -92,7 +94,7 @@ class PersistentCollectives(Collectives):
         array([1, 2])
         """
         self._check_usable()
-        return self._persistent(calls.all_reduce(self, x, op, out, algorithm), timeout)
+        return self._persistent(calls.all_reduce(self, x, op, out, algorithm, parse_wire(wire)), timeout)
 
     def reduce_init(
         self,
@@ -102,25 +104,26 @@ class PersistentCollectives(Collectives):
         *,
         out: Any = None,
         algorithm: str | None = None,
+        wire: Wire = None,
         timeout: float | None = None,
     ) -> PersistentOperation:
         """Prepare `reduce` on these arrays for many runs."""
         self._check_usable()
-        return self._persistent(calls.reduce(self, x, root, op, out, algorithm), timeout)
+        return self._persistent(calls.reduce(self, x, root, op, out, algorithm, parse_wire(wire)), timeout)
 
     def broadcast_init(
-        self, x: Any, root: int = 0, *, algorithm: str | None = None, timeout: float | None = None
+        self, x: Any, root: int = 0, *, algorithm: str | None = None, wire: Wire = None, timeout: float | None = None
     ) -> PersistentOperation:
         """Prepare `broadcast` on this array for many runs."""
         self._check_usable()
-        return self._persistent(calls.broadcast(self, x, root, algorithm), timeout)
+        return self._persistent(calls.broadcast(self, x, root, algorithm, parse_wire(wire)), timeout)
 
     def all_gather_init(
-        self, x: Any, out: Any = None, *, algorithm: str | None = None, timeout: float | None = None
+        self, x: Any, out: Any = None, *, algorithm: str | None = None, wire: Wire = None, timeout: float | None = None
     ) -> PersistentOperation:
         """Prepare `all_gather` on these arrays for many runs; without `out`, a result array is made once."""
         self._check_usable()
-        return self._persistent(calls.all_gather(self, x, out, algorithm), timeout)
+        return self._persistent(calls.all_gather(self, x, out, algorithm, parse_wire(wire)), timeout)
 
     def reduce_scatter_init(
         self,
@@ -129,32 +132,47 @@ class PersistentCollectives(Collectives):
         op: ReduceOp | str = "sum",
         *,
         algorithm: str | None = None,
+        wire: Wire = None,
         timeout: float | None = None,
     ) -> PersistentOperation:
         """Prepare `reduce_scatter` on these arrays for many runs; without `out`, a result array is made once."""
         self._check_usable()
-        return self._persistent(calls.reduce_scatter(self, x, out, op, algorithm), timeout)
+        return self._persistent(calls.reduce_scatter(self, x, out, op, algorithm, parse_wire(wire)), timeout)
 
     def gather_init(
-        self, x: Any, root: int = 0, out: Any = None, *, algorithm: str | None = None, timeout: float | None = None
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        *,
+        algorithm: str | None = None,
+        wire: Wire = None,
+        timeout: float | None = None,
     ) -> PersistentOperation:
         """Prepare `gather` on these arrays for many runs; without `out`, the root's result array is made once."""
         self._check_usable()
-        return self._persistent(calls.gather(self, x, root, out, algorithm), timeout)
+        return self._persistent(calls.gather(self, x, root, out, algorithm, parse_wire(wire)), timeout)
 
     def scatter_init(
-        self, x: Any, root: int = 0, out: Any = None, *, algorithm: str | None = None, timeout: float | None = None
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        *,
+        algorithm: str | None = None,
+        wire: Wire = None,
+        timeout: float | None = None,
     ) -> PersistentOperation:
         """Prepare `scatter` on these arrays for many runs."""
         self._check_usable()
-        return self._persistent(calls.scatter(self, x, root, out, algorithm), timeout)
+        return self._persistent(calls.scatter(self, x, root, out, algorithm, parse_wire(wire)), timeout)
 
     def all_to_all_init(
-        self, x: Any, out: Any = None, *, algorithm: str | None = None, timeout: float | None = None
+        self, x: Any, out: Any = None, *, algorithm: str | None = None, wire: Wire = None, timeout: float | None = None
     ) -> PersistentOperation:
         """Prepare `all_to_all` on these arrays for many runs; without `out`, a result array is made once."""
         self._check_usable()
-        return self._persistent(calls.all_to_all(self, x, out, algorithm), timeout)
+        return self._persistent(calls.all_to_all(self, x, out, algorithm, parse_wire(wire)), timeout)
 
     def barrier_init(self, *, algorithm: str | None = None, timeout: float | None = None) -> PersistentOperation:
         """Prepare `barrier` for many runs."""

@@ -19,11 +19,11 @@ __all__ = ["CACHED_TRANSFERS", "clear_cache", "lower", "lower_uncached"]
 CACHED_TRANSFERS = 500_000
 """Bound of the cache: transfers of all schedules whose programs it keeps. Larger ones are lowered anew each time."""
 
-_cache: OrderedDict[tuple[str, tuple[int, ...], bool], tuple[int, _core.Lowered]] = OrderedDict()
+_cache: OrderedDict[tuple[str, tuple[int, ...], bool, bool], tuple[int, _core.Lowered]] = OrderedDict()
 _lock = threading.Lock()
 
 
-def lower(schedule: Schedule, nodes: Sequence[int], push: bool = True) -> _core.Lowered:
+def lower(schedule: Schedule, nodes: Sequence[int], push: bool = True, wire: bool = False) -> _core.Lowered:
     """Lower a schedule to one program per rank, or find that in the cache.
 
     Parameters
@@ -34,19 +34,21 @@ def lower(schedule: Schedule, nodes: Sequence[int], push: bool = True) -> _core.
         Node number of each rank, shape (n,): equal means shared memory, different means network.
     push
         Copies between ranks of one node are done by the source (push) or by the destination (pull).
+    wire
+        Messages have a wire format: what must be rounded for equal results on all ranks is marked.
 
     Raises
     ------
     ScheduleError
         If the schedule breaks a rule or `nodes` has the wrong length.
     """
-    key = (schedule.fingerprint, tuple(int(node) for node in nodes), bool(push))
+    key = (schedule.fingerprint, tuple(int(node) for node in nodes), bool(push), bool(wire))
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
             return _cache[key][1]
     check_spec(schedule)
-    lowered = lower_uncached(schedule, nodes, push)
+    lowered = lower_uncached(schedule, nodes, push, wire)
     weight = schedule.transfers + 1
     if weight <= CACHED_TRANSFERS:
         with _lock:
@@ -56,7 +58,7 @@ def lower(schedule: Schedule, nodes: Sequence[int], push: bool = True) -> _core.
     return lowered
 
 
-def lower_uncached(schedule: Schedule, nodes: Sequence[int], push: bool = True) -> _core.Lowered:
+def lower_uncached(schedule: Schedule, nodes: Sequence[int], push: bool = True, wire: bool = False) -> _core.Lowered:
     """Lower a schedule that is known to keep the spec; nothing is remembered. See `lower`."""
     from ringleader import _core
 
@@ -70,6 +72,7 @@ def lower_uncached(schedule: Schedule, nodes: Sequence[int], push: bool = True) 
         schedule.chunks,
         [int(node) for node in nodes],
         bool(push),
+        bool(wire),
     )
 
 
