@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ucx_support import why_no_ucx
 
 # Variables of launchers: set by an outer torchrun or mpirun they would make every rl.init() of a test join that job.
 _LAUNCHER_PREFIXES = ("RINGLEADER_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
@@ -38,3 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if hosts in item.path.parents:
             item.add_marker(skip)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked `ucx` where libucp is missing."""
+    if item.get_closest_marker("ucx") is not None and (reason := why_no_ucx()):
+        pytest.skip(reason)

@@ -25,7 +25,7 @@ inline bool have_ucx() {
     ucx::load(ucx_libraries());
     return true;
   } catch (const Error& error) {
-    MESSAGE("skipped: " << error.what());
+    MESSAGE("skipped: " << std::string(error.what()));
     return false;
   }
 }

@@ -9,7 +9,6 @@ import drive
 import pytest
 from cases import Case
 from suite import CollectiveConformance
-from ucx_support import why_no_ucx
 
 import ringleader as rl
 
@@ -50,20 +49,14 @@ class TestTcp(_Engine):
     transport = "tcp"
 
 
-class _Ucx(_Engine):
+@pytest.mark.ucx
+class TestUcxOverTcp(_Engine):
     transport = "ucx"
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def _need_ucx(cls) -> None:
-        if reason := why_no_ucx():
-            pytest.skip(reason)
-
-
-class TestUcxOverTcp(_Ucx):
     env: ClassVar[dict[str, str]] = {"UCX_TLS": "tcp,self"}
 
 
-class TestUcxOverSharedMemory(_Ucx):
+@pytest.mark.ucx
+class TestUcxOverSharedMemory(_Engine):
+    transport = "ucx"
     env: ClassVar[dict[str, str]] = {"UCX_TLS": "sm,self"}
     counts = (0, 1, 7, 33, 1000, 65537)

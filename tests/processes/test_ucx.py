@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ucx_support import why_no_ucx
 
 import ringleader as rl
 
@@ -17,15 +16,6 @@ TLS = [
     pytest.param({"UCX_TLS": "tcp,self"}, id="tcp"),
     pytest.param({"UCX_TLS": "sm,self"}, id="sm"),
 ]
-
-
-@pytest.fixture
-def _ucx() -> None:
-    if reason := why_no_ucx():
-        pytest.skip(reason)
-
-
-needs_ucx = pytest.mark.usefixtures("_ucx")
 
 
 def _sums(rounds: int) -> Any:
@@ -44,7 +34,7 @@ def _sums(rounds: int) -> Any:
     return got.tolist(), counters["bytes_sent_net"], counters["bytes_received_net"]
 
 
-@needs_ucx
+@pytest.mark.ucx
 @pytest.mark.parametrize("env", TLS)
 def test_collectives_go_over_ucx_and_messages_beside_them(env: dict[str, str]) -> None:
     results = rl.spawn(_sums, 3, 4, transport="ucx", env=env, timeout=90)
@@ -52,7 +42,7 @@ def test_collectives_go_over_ucx_and_messages_beside_them(env: dict[str, str]) -
     assert sum(sent for _, sent, _ in results) == sum(received for _, _, received in results) > 10_000_000
 
 
-@needs_ucx
+@pytest.mark.ucx
 def test_net_setting_replaces_only_the_network_half() -> None:
     results = rl.spawn(_sums, 2, 3, env={"RINGLEADER_NET": "ucx"}, timeout=60)
     assert [sent for _, sent, _ in results] == [0, 0]  # one host: shared memory
@@ -80,7 +70,7 @@ def _loop_until_loss(victim: int) -> Any:
     return kind, text, ranks, total
 
 
-@needs_ucx
+@pytest.mark.ucx
 @pytest.mark.parametrize("env", TLS)
 def test_survivors_of_a_killed_rank_name_it_and_go_on(env: dict[str, str]) -> None:
     with rl.WorkerGroup(3, transport="ucx", env=env) as workers:
@@ -102,7 +92,7 @@ def _disagree() -> str:
     return "no error"
 
 
-@needs_ucx
+@pytest.mark.ucx
 @pytest.mark.parametrize("env", TLS)
 def test_disagreement_shows_both_sides(env: dict[str, str]) -> None:
     for text in rl.spawn(_disagree, 2, transport="ucx", env=env, timeout=60):
@@ -125,10 +115,61 @@ def _one_late(delay: float) -> int:
     return int(taken < delay / 2)
 
 
-@needs_ucx
+@pytest.mark.ucx
 @pytest.mark.parametrize("env", TLS)
 def test_a_completed_operation_needs_nothing_more_from_the_sender(env: dict[str, str]) -> None:
     assert rl.spawn(_one_late, 3, 4, transport="ucx", env=env, timeout=60) == [1, 1, 1]
+
+
+def _encoded() -> list[bytes]:
+    """Results of every wire format: small, many fragments, chunks that no block divides."""
+    comm = rl.init(timeout=30)
+    rng = np.random.default_rng(comm.rank)
+    results = []
+    for wire in ("bf16", "f16", "int8", "onebit"):
+        for count in (1, 5003, 1_500_001):
+            x = rng.standard_normal(count).astype(np.float32)
+            results.append(comm.all_reduce(x, wire=wire, algorithm="ring").tobytes())
+            results.append(comm.reduce_scatter(np.repeat(x[:5000], comm.size), wire=wire).tobytes())
+    sent = comm.counters()["bytes_sent_net"]
+    comm.close()
+    return [*results, sent.to_bytes(8, "little")]
+
+
+@pytest.fixture(scope="module")
+def over_tcp() -> list[list[bytes]]:
+    return rl.spawn(_encoded, 3, transport="tcp", timeout=90)
+
+
+@pytest.mark.ucx
+@pytest.mark.parametrize("env", TLS)
+def test_wire_formats_give_the_bits_of_tcp(env: dict[str, str], over_tcp: list[list[bytes]]) -> None:
+    over_ucx = rl.spawn(_encoded, 3, transport="ucx", env=env, timeout=90)
+    assert over_ucx == over_tcp  # the bytes sent too
+    assert over_ucx[0][0] == over_ucx[1][0]
+
+
+def _wait_for_late(seconds: float) -> Any:
+    comm = rl.init(timeout=30)
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(seconds)
+    started = time.monotonic()
+    try:
+        comm.all_reduce(np.ones(300_000), timeout=1.0)
+    except rl.errors.RingleaderError as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "no error"
+
+
+@pytest.mark.ucx
+@pytest.mark.parametrize("env", TLS)
+def test_a_late_rank_is_named_when_the_time_is_up(env: dict[str, str]) -> None:
+    outcomes = rl.spawn(_wait_for_late, 3, 3.0, transport="ucx", env=env, timeout=60)
+    for kind, text, elapsed in (outcomes[0], outcomes[2]):
+        assert kind in ("CollectiveTimeout", "AbortedError"), text
+        assert "rank 1" in text and "all_reduce" in text
+        assert 0.9 < elapsed < 3.0  # before rank 1 came
 
 
 def _error_of_init() -> str:
