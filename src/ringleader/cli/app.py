@@ -213,6 +213,31 @@ def rules(
 
 
 @app.command()
+def tune(
+    budget: Annotated[float, typer.Option(help="Seconds for everything.")] = 120.0,
+    places: Annotated[
+        str | None,
+        typer.Option(help="Local worlds: 2:shm,4:tcp. Default: 2 to 8 ranks over each; not under a launcher."),
+    ] = None,
+    collectives: Annotated[
+        str | None, typer.Option(help="A list. Default: all_reduce, reduce_scatter, all_gather, broadcast.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the table here. Default: where a start looks for it.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep older rules for what is not tuned now.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write plots and numbers into this folder.")] = None,
+) -> None:
+    """Measure this machine, fit the cost model, and write the rules that later starts use.
+
+    Starts local ranks; under torchrun, mpirun or srun it tunes for their layout.
+    """
+    from ringleader.cli.tune import make_request, run_tune
+
+    run_tune(make_request(budget, places, collectives, output, keep, report), _console())
+
+
+@app.command()
 def doctor() -> None:
     """Check this machine: versions, cores, memory, interfaces, variables, and two ranks over each transport."""
     if code := diagnose(_console()):

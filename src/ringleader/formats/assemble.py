@@ -64,6 +64,7 @@ class Assembler:
     Two ranks exchange their data, each message being taken before the other arrives:
 
     >>> a = Assembler("all_reduce", n=2, chunks=1)
+    >>> a.fill(Place(0, 0, 0), 0); a.fill(Place(1, 0, 0), 0)
     >>> to_right, to_left = a.take(Place(0, 0, 0)), a.take(Place(1, 0, 0))
     >>> a.put(to_right, Place(1, 0, 0), reduce=True)
     >>> a.put(to_left, Place(0, 0, 0), reduce=True)

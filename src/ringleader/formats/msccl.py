@@ -23,9 +23,10 @@ from ringleader.formats.msccl_order import (
     same_memory,
 )
 from ringleader.formats.msccl_program import MAX_TEXT, Program, Step, fail, parse
+from ringleader.formats.msccl_write import dumps
 from ringleader.schedule import Buffer, Collective, Schedule, check_spec, verify
 
-__all__ = ["load", "loads", "translate"]
+__all__ = ["dumps", "load", "loads", "translate"]
 
 _AT_ROOT = (Collective.REDUCE, Collective.GATHER)
 

@@ -17,7 +17,7 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.links import Key, Target, establish
 from ringleader.runtime.meeting import Meeting, Reported
 from ringleader.runtime.store import Store
+from ringleader.runtime.tuning import Guide, check_agreement, tell, understand
 from ringleader.runtime.ucx import open_worker
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Card:
     identity: str
     known: tuple[str, ...] = ()
     net: str = "tcp"
+    told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
 
     @property
     def name(self) -> str:
@@ -83,6 +85,7 @@ class Connected:
     names: list[str]
     hostnames: list[str]
     channels: int
+    guide: Guide
     interface: Selection | None = None
 
     @property
@@ -110,6 +113,7 @@ def connect_group(
     native_comm_factory: Callable[[int], _core.Communicator],
     route_to: str | None = None,
     watch: Callable[[], None] | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> Connected:
     """Form a group of `size` ranks; every member calls it with the same `group_id`.
 
@@ -129,6 +133,8 @@ def connect_group(
         Name or address of the master host: the interface that routes to it is used.
     watch
         Called now and then while waiting; raises if a member is known to be dead.
+    told
+        What the job's rank 0 has told about the choice of algorithms, if this is not the job's first group.
 
     Raises
     ------
@@ -140,7 +146,7 @@ def connect_group(
     meeting = Meeting(store, group_id, rank, size, timeout, watch)
     with contextlib.ExitStack() as undo:
         try:
-            connected = _form(meeting, secret, config, native_comm_factory, route_to, undo)
+            connected = _form(meeting, secret, config, native_comm_factory, route_to, undo, told)
         except Reported as reported:
             raise reported.error from None
         except BaseException as error:
@@ -169,9 +175,12 @@ def _form(
     native_comm_factory: Callable[[int], _core.Communicator],
     route_to: str | None,
     undo: contextlib.ExitStack,
+    told: Mapping[str, Any] | None,
 ) -> Connected:
     rank, size = meeting.rank, meeting.size
-    cards = [_read_card(raw) for raw in meeting.gather("cards", asdict(_my_card(rank, config)))]
+    card = _my_card(rank, config, (told or tell(config)) if rank == 0 else None)
+    cards = [_read_card(raw) for raw in meeting.gather("cards", asdict(card))]
+    guide = understand(cards[0].told or {}, config, len({card.network for card in cards}))
     nodes = node_ids(cards)
     if len(set(nodes)) > 1 and any(card.transport == "shm" for card in cards):
         raise InvalidArgument(
@@ -211,7 +220,7 @@ def _form(
     if ucx is not None:
         given += (ucx, [bytes.fromhex(end.ucx or "") for end in ends], plan.channels)
     native.connect(*given)
-    meeting.gather("ready", {})
+    check_agreement([told["digest"] for told in meeting.gather("ready", {"digest": guide.digest})], names)
     meeting.finish()
     logger("INIT").info(
         "group %r: rank %d of %d, node %d with ranks on %d node(s)",
@@ -221,10 +230,10 @@ def _form(
         nodes[rank],
         len(set(nodes)),
     )
-    return Connected(native, rank, size, nodes, names, [c.hostname for c in cards], plan.channels, selection)
+    return Connected(native, rank, size, nodes, names, [c.hostname for c in cards], plan.channels, guide, selection)
 
 
-def _my_card(rank: int, config: Config) -> Card:
+def _my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
     check_interface_choice(config)
     return Card(
         rank=rank,
@@ -238,6 +247,7 @@ def _my_card(rank: int, config: Config) -> Card:
         channels=config.channels,
         identity=processes.my_identity().hex(),
         known=tuple(identity.hex() for identity in processes.known_processes()) if config.use_shm else (),
+        told=None if told is None else dict(told),
     )
 
 

@@ -157,6 +157,10 @@ SETTINGS: tuple[Setting, ...] = (
         "Rules that come before the tuner's and the built-in ones (docs/selection.md); rank 0 reads it for all.",
     ),
     Setting(
+        "TUNING_FILE", _text, "path, or none", "~/.config/ringleader/tuning/(machine).json",
+        "What `ringleader tune` has found on this machine (docs/tuning.md); rank 0 reads it for all.",
+    ),
+    Setting(
         "WIRE", _choice("f32", "bf16", "f16", "int8", "onebit"), "f32, bf16, f16, int8 or onebit", "f32",
         "How float32 values of reductions travel between nodes, where the call does not say (docs/wire.md).",
     ),
@@ -299,6 +303,7 @@ class Config:
     algo: str | None = None
     proto: str | None = None
     rules: str | None = None
+    tuning_file: str | None = None
     wire: str | None = None
     transport: str = "auto"
     net: str | None = None
