@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ringleader.algorithms import COLLECTIVES, Algorithm, all_algorithms, build
+from ringleader.algorithms import COLLECTIVES, Algorithm, Parameter, all_algorithms, build
 from ringleader.errors import InvalidArgument
 from ringleader.schedule import verify
 
@@ -36,10 +36,13 @@ def render() -> str:
 
 def _row(entry: Algorithm, reference: int) -> str:
     names = f"`{entry.name}`" + "".join(f", also `{alias}`" for alias in entry.aliases)
-    settings = ", ".join(
-        f"`{p.name}={p.values.replace('|', '/')}` ({p.text(p.default) or '-'})" for p in entry.parameters
-    )
+    settings = ", ".join(map(_setting, entry.parameters))
     return f"| {names} | {settings} | {entry.cost} | {_ratios(entry)} | {entry.summary} | [{reference}] |"
+
+
+def _setting(parameter: Parameter) -> str:
+    default = parameter.text(parameter.default)
+    return f"`{parameter.name}={parameter.values.replace('|', '/')}`" + f" ({default})" * bool(default)
 
 
 def _ratios(entry: Algorithm) -> str:
