@@ -274,7 +274,15 @@ def canonical(collective: str, spec: str) -> str:
 
 
 def check(collective: str, spec: str, n: int, root: int = 0, nodes: Sequence[int] | None = None) -> None:
-    """Raise InvalidArgument, naming the limit, unless `build` can build this."""
+    """Raise InvalidArgument, naming the limit, unless `build` can build this.
+
+    Examples
+    --------
+    >>> check("all_reduce", "hierarchical:hosts=4+4", 9)
+    Traceback (most recent call last):
+    ...
+    ringleader.errors.InvalidArgument: all_reduce 'hierarchical:hosts=4+4' over n=9 ranks: hosts=4+4 are 8 ranks
+    """
     entry, values = parse_spec(collective, spec)
     if n < 1:
         raise InvalidArgument(f"{collective} over n={n} ranks; n must be at least 1")

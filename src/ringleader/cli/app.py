@@ -80,7 +80,7 @@ def bench(
     algorithm: Annotated[
         str | None, typer.Option(help="A list of algorithms, or all: a row for each. Default: the built-in choice.")
     ] = None,
-    transport: Annotated[str, typer.Option(help="auto, shm or tcp.")] = "auto",
+    transport: Annotated[str, typer.Option(help="auto, shm, tcp or ucx.")] = "auto",
     protocol: Annotated[str, typer.Option(help="auto, push or pull.")] = "auto",
     memory: Annotated[str, typer.Option(help="plain, or registered (Communicator.empty).")] = "plain",
     persistent: Annotated[bool, typer.Option("--persistent", help="Persistent operations.")] = False,
