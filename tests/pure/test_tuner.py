@@ -313,7 +313,9 @@ def test_the_choice_by_rules_is_what_was_found() -> None:
 def _table() -> Table:
     rules = RuleSet((Rule("all_reduce", ranks=Range(2, 4), nbytes=Range(0, 99), algorithm="ring"),), "t")
     model = replace(TRUE, corrections={"shm": (1.5,) * DECADES}, source="t")
-    return Table({"cpu": "made up", "cores": 2}, model, Errors(0.1, 0.2, 30), {1: rules}, "2026-01-31T12:00:00+00:00")
+    return Table(
+        {"cpu": "made up", "cores": 2}, model, Errors(0.1, 0.2, 30), {"1:tcp": rules}, "2026-01-31T12:00:00+00:00"
+    )
 
 
 def test_a_table_survives_writing_and_reading(tmp_path: Path) -> None:
@@ -327,14 +329,14 @@ def test_a_table_survives_writing_and_reading(tmp_path: Path) -> None:
 def test_rules_of_an_older_table_stay_where_there_are_no_new_ones() -> None:
     newer = RuleSet((Rule("broadcast", ranks=Range(2, 4), algorithm="chain"),), "t")
     other = RuleSet((Rule("reduce", algorithm="chain"),), "t")
-    old = replace(_table(), rules={1: _table().rules[1], 2: other})
-    merged = table.merge(replace(_table(), rules={1: newer}), old)
-    assert [rule.collective for rule in merged.rules[1].rules] == ["broadcast", "all_reduce"]
-    assert merged.rules[2].rules == other.rules
+    old = replace(_table(), rules={"1:tcp": _table().rules["1:tcp"], "2:ucx": other})
+    merged = table.merge(replace(_table(), rules={"1:tcp": newer}), old)
+    assert [rule.collective for rule in merged.rules["1:tcp"].rules] == ["broadcast", "all_reduce"]
+    assert merged.rules["2:ucx"].rules == other.rules
     elsewhere = replace(old, fingerprint={"cpu": "another"})
-    assert table.merge(replace(_table(), rules={1: newer}), elsewhere).rules == {1: newer}
+    assert table.merge(replace(_table(), rules={"1:tcp": newer}), elsewhere).rules == {"1:tcp": newer}
     again = RuleSet((Rule("all_reduce", ranks=Range(2, 4), algorithm="linear"),), "t")
-    assert table.merge(replace(_table(), rules={1: again}), old).rules[1].rules == again.rules
+    assert table.merge(replace(_table(), rules={"1:tcp": again}), old).rules["1:tcp"].rules == again.rules
 
 
 def _leaves(raw: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
