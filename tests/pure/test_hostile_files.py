@@ -151,8 +151,13 @@ def mutated(draw: st.DrawFn, originals: list[bytes]) -> bytes:
     return text
 
 
-FUZZ = settings(
-    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example]
+SLOW = [HealthCheck.too_slow, HealthCheck.large_base_example]
+FUZZ = settings(deadline=None, max_examples=120, suppress_health_check=SLOW)
+KEYS = ["gpus", "name", "collective", "inplace", "id", "threadblocks", "ops", "channels"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=20,
 )
 
 
