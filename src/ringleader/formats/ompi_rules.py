@@ -220,9 +220,8 @@ def _sizes(numbers: _Text, collective: MpiCollective, what: str) -> _Sizes:
             break
         where = f"row {place} of {count.value} for {ranks.value} ranks of {collective.name}"
         nbytes = numbers.next(f"the message size of {where}")
-        values = [
-            numbers.next(f"{name} of {where}").value for name in ("the algorithm", "the fan-out", "the segment size")
-        ]
+        columns = ("the algorithm", "the fan-out", "the segment size")
+        algorithm, fan, segment = (numbers.next(f"{column} of {where}").value for column in columns)
         requests, ahead = 0, numbers.peek()
         if numbers.version > 1 and ahead is not None and ahead.line == numbers.line:
             requests = numbers.next("").value
