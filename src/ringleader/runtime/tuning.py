@@ -152,6 +152,7 @@ def understand(told: Mapping[str, Any], config: Config, hosts: int) -> Guide:
         model = Model.from_json(found["model"], found["source"])
         if (text := found["rules"].get(table.link(hosts, config.network))) is not None:
             sets.append(rulefile.loads(text, found["source"]))
+    model = replace(model, one_host=hosts == 1)
     _warn_of_differences(told, config)
     common = replace(config, **{name: told[name] for name in _SPOKEN})
     return Guide(tuple(sets), model, common, told, _digest(sets, model, told))
@@ -160,7 +161,7 @@ def understand(told: Mapping[str, Any], config: Config, hosts: int) -> Guide:
 def _digest(sets: list[RuleSet], model: Model, told: Mapping[str, Any]) -> str:
     from ringleader import __version__
 
-    parts = [__version__, *map(rulefile.dumps, [*sets, tune.BUILT_IN]), model.to_json()]
+    parts = [__version__, *map(rulefile.dumps, [*sets, tune.BUILT_IN]), model.to_json(), model.one_host]
     text = json.dumps([*parts, [told[name] for name in _SPOKEN]])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
