@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import numpy as np  # noqa: E402
-from namespaces import _said as said_by  # noqa: E402
 from namespaces import goodput, shape  # noqa: E402
 
 import ringleader as rl  # noqa: E402
@@ -39,6 +38,7 @@ COLUMNS = (
     "slowest_us", "iterations", "host_bytes", "algorithm", "protocol", "reason", "goodput_mbits",
 )  # fmt: skip
 AUTO = "auto"
+LIMIT = 400.0  # seconds for everything
 
 
 # ------------------------------------------------------------------------------------------------------- on the hosts
@@ -137,7 +137,7 @@ def measure(hosts: Hosts, arguments: argparse.Namespace) -> list[dict[str, Any]]
             command += ["--seconds", str(arguments.seconds)]
             output = subprocess.PIPE if rank == 0 else None
             ranks.append(subprocess.Popen(command, env={**os.environ, **variables}, stdout=output, text=True))
-        text = said_by(ranks[0])
+        text = _said(ranks[0])
     finally:
         for process in ranks:
             try:
@@ -153,6 +153,15 @@ def measure(hosts: Hosts, arguments: argparse.Namespace) -> list[dict[str, Any]]
               f"{row['host_bytes'] / row['nbytes']:.3f} x its size  {row['algorithm']}", flush=True)  # fmt: skip
         rows.append({name: round(row[name], 1) if isinstance(row[name], float) else row[name] for name in COLUMNS})
     return rows
+
+
+def _said(rank: subprocess.Popen[str]) -> str:
+    """What a rank printed until it ended, or until the time was up."""
+    try:
+        return rank.communicate(timeout=LIMIT)[0]
+    except subprocess.TimeoutExpired:
+        rank.kill()
+        return rank.communicate()[0]
 
 
 # --------------------------------------------------------------------------------------------------------- the report
