@@ -319,6 +319,14 @@ def test_channels_and_segments() -> None:
     assert select("all_reduce", 16 << 20, 4, range(4), 4, env={}, rules=[exact]).algorithm == "ring"
 
 
+def test_channels_count_towards_the_limit_of_transfers() -> None:
+    found = loads(text_of({**RING, "channels": 64}), "mine.json")
+    n = 400  # 2 (n - 1) n transfers of a ring, of which 64 are too many
+    explanation = explain("all_reduce", 1 << 20, n, range(n), env={}, rules=[found])
+    assert "on 64 channels needs 20428800 transfers" in explanation.rules[0]
+    assert explanation.choice.channels == 0
+
+
 @pytest.mark.parametrize(("wire", "segments"), [("f32", 8), ("bf16", 4), ("int8", 2), ("onebit", 1)])
 def test_segments_are_of_bytes_that_travel(wire: str, segments: int) -> None:
     found = loads(text_of({**RING, "segment": "1M"}), "mine.json")
