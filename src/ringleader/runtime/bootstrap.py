@@ -17,7 +17,7 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.links import Key, Target, establish
 from ringleader.runtime.meeting import Meeting, Reported
 from ringleader.runtime.store import Store
+from ringleader.runtime.tuning import Guide, check_agreement, tell, understand
 
 if TYPE_CHECKING:
     from ringleader import _core
@@ -52,6 +53,7 @@ class Card:
     channels: int
     identity: str
     known: tuple[str, ...] = ()
+    told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
 
     @property
     def name(self) -> str:
@@ -80,6 +82,7 @@ class Connected:
     names: list[str]
     hostnames: list[str]
     channels: int
+    guide: Guide
     interface: Selection | None = None
 
     @property
@@ -107,6 +110,7 @@ def connect_group(
     native_comm_factory: Callable[[int], _core.Communicator],
     route_to: str | None = None,
     watch: Callable[[], None] | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> Connected:
     """Form a group of `size` ranks; every member calls it with the same `group_id`.
 
@@ -126,6 +130,8 @@ def connect_group(
         Name or address of the master host: the interface that routes to it is used.
     watch
         Called now and then while waiting; raises if a member is known to be dead.
+    told
+        What the job's rank 0 has told about the choice of algorithms, if this is not the job's first group.
 
     Raises
     ------
@@ -137,7 +143,7 @@ def connect_group(
     meeting = Meeting(store, group_id, rank, size, timeout, watch)
     with contextlib.ExitStack() as undo:
         try:
-            connected = _form(meeting, secret, config, native_comm_factory, route_to, undo)
+            connected = _form(meeting, secret, config, native_comm_factory, route_to, undo, told)
         except Reported as reported:
             raise reported.error from None
         except BaseException as error:
@@ -166,9 +172,12 @@ def _form(
     native_comm_factory: Callable[[int], _core.Communicator],
     route_to: str | None,
     undo: contextlib.ExitStack,
+    told: Mapping[str, Any] | None,
 ) -> Connected:
     rank, size = meeting.rank, meeting.size
-    cards = [_read_card(raw) for raw in meeting.gather("cards", asdict(_my_card(rank, config)))]
+    card = _my_card(rank, config, (told or tell(config)) if rank == 0 else None)
+    cards = [_read_card(raw) for raw in meeting.gather("cards", asdict(card))]
+    guide = understand(cards[0].told or {}, config, len({card.network for card in cards}))
     nodes = node_ids(cards)
     if len(set(nodes)) > 1 and any(card.transport == "shm" for card in cards):
         raise InvalidArgument(
@@ -198,7 +207,7 @@ def _form(
     names = [card.name for card in cards]
     descriptors = [[sock.detach() for sock in row] for row in sockets]  # the native core owns them from here on
     native.connect(nodes, peers, [end.control_offset for end in ends], descriptors, names)
-    meeting.gather("ready", {})
+    check_agreement([told["digest"] for told in meeting.gather("ready", {"digest": guide.digest})], names)
     meeting.finish()
     logger("INIT").info(
         "group %r: rank %d of %d, node %d with ranks on %d node(s)",
@@ -208,10 +217,10 @@ def _form(
         nodes[rank],
         len(set(nodes)),
     )
-    return Connected(native, rank, size, nodes, names, [c.hostname for c in cards], plan.channels, selection)
+    return Connected(native, rank, size, nodes, names, [c.hostname for c in cards], plan.channels, guide, selection)
 
 
-def _my_card(rank: int, config: Config) -> Card:
+def _my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
     check_interface_choice(config)
     return Card(
         rank=rank,
@@ -224,6 +233,7 @@ def _my_card(rank: int, config: Config) -> Card:
         channels=config.channels,
         identity=processes.my_identity().hex(),
         known=tuple(identity.hex() for identity in processes.known_processes()) if config.use_shm else (),
+        told=None if told is None else dict(told),
     )
 
 
