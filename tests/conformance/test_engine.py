@@ -1,4 +1,4 @@
-"""The native engine keeps the suite, over shared memory and over TCP."""
+"""The native engine keeps the suite, over shared memory, over TCP and over UCX."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import ringleader as rl
 
 class _Engine(CollectiveConformance):
     transport: ClassVar[str]
+    env: ClassVar[dict[str, str]] = {}
     group: ClassVar[rl.WorkerGroup | None] = None
 
     @pytest.fixture(scope="class", autouse=True)
@@ -31,7 +32,7 @@ class _Engine(CollectiveConformance):
         if cls.group is None or cls.group.size != n:
             if cls.group is not None:
                 cls.group.close()
-            cls.group = rl.WorkerGroup(n, transport=self.transport)
+            cls.group = rl.WorkerGroup(n, transport=self.transport, env=self.env)
         try:
             return [failure for rank in cls.group.run(drive.run_cases, batch, timeout=100) for failure in rank]
         except BaseException:
@@ -46,3 +47,16 @@ class TestSharedMemory(_Engine):
 
 class TestTcp(_Engine):
     transport = "tcp"
+
+
+@pytest.mark.ucx
+class TestUcxOverTcp(_Engine):
+    transport = "ucx"
+    env: ClassVar[dict[str, str]] = {"UCX_TLS": "tcp,self"}
+
+
+@pytest.mark.ucx
+class TestUcxOverSharedMemory(_Engine):
+    transport = "ucx"
+    env: ClassVar[dict[str, str]] = {"UCX_TLS": "sm,self"}
+    counts = (0, 1, 7, 33, 1000, 65537)

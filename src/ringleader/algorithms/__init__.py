@@ -3,7 +3,22 @@
 One family a file. See docs/algorithms.md for the table.
 """
 
-from ringleader.algorithms import bruck, composed, direct, hierarchical, linear, recursive, ring, tree
+from ringleader.algorithms import (
+    bruck,
+    butterfly,
+    composed,
+    direct,
+    hierarchical,
+    knomial,
+    linear,
+    orders,
+    pat,
+    rails,
+    recursive,
+    ring,
+    torus,
+    tree,
+)
 from ringleader.algorithms.registry import (
     COLLECTIVES,
     MAX_TRANSFERS,
@@ -31,6 +46,7 @@ __all__ = [
     "all_algorithms",
     "bruck",
     "build",
+    "butterfly",
     "canonical",
     "check",
     "composed",
@@ -38,12 +54,17 @@ __all__ = [
     "forget",
     "get",
     "hierarchical",
+    "knomial",
     "linear",
     "load_msccl",
     "names",
+    "orders",
     "parse_spec",
+    "pat",
+    "rails",
     "recursive",
     "register_schedule",
     "ring",
+    "torus",
     "tree",
 ]

@@ -157,7 +157,7 @@ def register_schedule(schedule: Schedule, name: str = "", reference: str = "a fi
 
 
 def load_msccl(path: str | os.PathLike[str], name: str = "") -> str:
-    """Register the algorithm of an MSCCL file.
+    """Register the algorithm of an MSCCL file: algorithm XML, or an MSCCL++ execution plan (``.json``).
 
     Parameters
     ----------
@@ -178,10 +178,10 @@ def load_msccl(path: str | os.PathLike[str], name: str = "") -> str:
     InvalidArgument
         The name is taken.
     """
-    from ringleader.formats import msccl
+    from ringleader.formats import msccl, mscclpp
 
     file = os.fspath(path)
-    schedule = msccl.load(file)
+    schedule = mscclpp.load(file) if file.endswith(".json") else msccl.load(file)
     return register_schedule(schedule, name, reference=os.path.basename(file))
 
 

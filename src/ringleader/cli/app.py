@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ringleader import __version__
 from ringleader.cli import choice, schedules
+from ringleader.cli import rules as rule_commands
 from ringleader.cli.bench import make_request, run_bench
 from ringleader.cli.doctor import diagnose
 from ringleader.cli.words import one_of, parse_size
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(rule_commands.app, name="rules")
 
 
 def _version(wanted: bool) -> None:
@@ -80,7 +82,7 @@ def bench(
     algorithm: Annotated[
         str | None, typer.Option(help="A list of algorithms, or all: a row for each. Default: the built-in choice.")
     ] = None,
-    transport: Annotated[str, typer.Option(help="auto, shm or tcp.")] = "auto",
+    transport: Annotated[str, typer.Option(help="auto, shm, tcp or ucx.")] = "auto",
     protocol: Annotated[str, typer.Option(help="auto, push or pull.")] = "auto",
     memory: Annotated[str, typer.Option(help="plain, or registered (Communicator.empty).")] = "plain",
     persistent: Annotated[bool, typer.Option("--persistent", help="Persistent operations.")] = False,
@@ -197,19 +199,6 @@ def matrix(
 ) -> None:
     """Show what the model predicts for every algorithm, protocol and size, and what would be chosen."""
     choice.show_matrix(_console(), ranks, nodes, rules)
-
-
-@app.command()
-def rules(
-    path: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Default: the built-in rules.")] = None,
-    ranks: Annotated[
-        int | None, typer.Option("-n", "--ranks", min=1, max=65536, help="Only rules for so many.")
-    ] = None,
-    nodes: Annotated[str | None, typer.Option(help="Only rules for this layout: 2x4, or 0,0,1,1.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As a file of rules, to start an own one from.")] = False,
-) -> None:
-    """Check a file of rules and show what it says; without a file, the built-in rules."""
-    choice.show_rules(_console(), path, ranks, nodes, as_json)
 
 
 @app.command()

@@ -32,6 +32,7 @@ from ringleader.runtime.links import Key, Target, establish
 from ringleader.runtime.meeting import Meeting, Reported
 from ringleader.runtime.store import Store
 from ringleader.runtime.tuning import Guide, check_agreement, tell, understand
+from ringleader.runtime.ucx import open_worker
 
 if TYPE_CHECKING:
     from ringleader import _core
@@ -53,6 +54,7 @@ class Card:
     channels: int
     identity: str
     known: tuple[str, ...] = ()
+    net: str = "tcp"
     told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
 
     @property
@@ -69,6 +71,7 @@ class _End:
     unix: str | None = None
     tcp: tuple[tuple[str, int, int], ...] = ()  # address, scope (0 or 1: link-local), port
     interface: str | None = None
+    ucx: str | None = None  # address of the UCX worker, hexadecimal
 
 
 @dataclass
@@ -184,7 +187,13 @@ def _form(
             "RINGLEADER_TRANSPORT=shm, but not all ranks can share memory: "
             f"{'; '.join(f'{c.name} on node {n}' for c, n in zip(cards, nodes, strict=True))}"
         )
+    if len(set(nodes)) > 1 and len({card.net for card in cards}) > 1:
+        raise InvalidArgument(
+            "the ranks disagree about RINGLEADER_NET (or RINGLEADER_TRANSPORT): "
+            f"{'; '.join(f'{c.name} uses {c.net}' for c in cards)}"
+        )
     plan = _Plan(cards, nodes, rank)
+    ucx = open_worker(config) if plan.remote and config.network == "ucx" else None
     native = native_comm_factory(nodes.count(nodes[rank]))
     undo.callback(native.close, 0.0)
     with contextlib.ExitStack() as listening:
@@ -194,6 +203,7 @@ def _form(
             unix.getsockname()[1:].decode() if unix is not None else None,
             tuple((a.ip, int(a.scope != 0), sock.getsockname()[1]) for a, sock in tcp),
             selection.interface if selection is not None else None,
+            ucx.address.hex() if ucx is not None else None,
         )
         ends = [_read_end(raw) for raw in meeting.gather("ends", asdict(mine))]
         _connect_processes(plan, ends, unix, secret, meeting)
@@ -206,7 +216,10 @@ def _form(
     ]
     names = [card.name for card in cards]
     descriptors = [[sock.detach() for sock in row] for row in sockets]  # the native core owns them from here on
-    native.connect(nodes, peers, [end.control_offset for end in ends], descriptors, names)
+    given: tuple[Any, ...] = (nodes, peers, [end.control_offset for end in ends], descriptors, names)
+    if ucx is not None:
+        given += (ucx, [bytes.fromhex(end.ucx or "") for end in ends], plan.channels)
+    native.connect(*given)
     check_agreement([told["digest"] for told in meeting.gather("ready", {"digest": guide.digest})], names)
     meeting.finish()
     logger("INIT").info(
@@ -230,6 +243,7 @@ def _my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
         network=network_id(),
         shm=config.use_shm,
         transport=config.transport,
+        net=config.network,
         channels=config.channels,
         identity=processes.my_identity().hex(),
         known=tuple(identity.hex() for identity in processes.known_processes()) if config.use_shm else (),
@@ -281,7 +295,9 @@ class _Plan:
 
     def network_keys(self, peer: int) -> list[Key]:
         """Connections with a rank of another node, in the order in which the native core takes them."""
-        data = [Key(peer, Purpose.DATA, index) for index in range(self.channels)]
+        # UCX makes the data connections itself.
+        sockets = 0 if self.cards[self.rank].net == "ucx" else self.channels
+        data = [Key(peer, Purpose.DATA, index) for index in range(sockets)]
         return [Key(peer, Purpose.CONTROL), Key(peer, Purpose.P2P), *data]
 
 

@@ -43,7 +43,7 @@ def init(
     secret
         At least 16 bytes, equal on all ranks: nobody else can join.
     transport
-        ``"auto"`` (shared memory within a host, TCP between hosts), ``"shm"`` or ``"tcp"``.
+        ``"auto"`` (shared memory within a host, TCP between hosts), ``"shm"``, ``"tcp"`` or ``"ucx"``.
     timeout
         Limit in seconds of every operation that is not given its own; default 600.
     start_timeout
