@@ -88,8 +88,9 @@ def arena_alloc(nbytes: int, align: int = 64) -> int:
 def arena_adopt(ptr: int, nbytes: int) -> int:
     """Move the pages at `ptr`, the start of a mapping of one's own, into the arena: address of the same memory there.
 
-    Release that with `arena_free` once the mapping at `ptr` is gone. Raises errors.memory, errors.invalid; nothing changed then.
+    Release that with `arena_free` once the mapping at `ptr` is gone. If it raises, nothing has changed.
     """
+
 def arena_free(ptr: int) -> None: ...
 def arena_used() -> int: ...
 def arena_contains(ptr: int, nbytes: int) -> bool: ...

@@ -51,13 +51,13 @@ def test_moving_keeps_all_views_and_values() -> None:
 def test_what_cannot_be_moved_stays_as_it_is(kind: str) -> None:
     x = torch.arange(100.0) if kind == "small" else torch.arange(100_000.0)
     if kind == "shared":
-        x.share_memory_()
+        x.untyped_storage().share_memory_()
     if kind == "numpy":
         x = torch.from_numpy(np.arange(100, dtype=np.float32))
-    at, shared = x.data_ptr(), x.is_shared()
+    at, shared = x.data_ptr(), x.untyped_storage().is_shared()
     assert not registered.move(x, 1 << 40 if kind == "no room" else 1)
     assert x.data_ptr() == at == registered.address_of(x)
-    assert x.is_shared() == shared
+    assert x.untyped_storage().is_shared() == shared
     assert torch.equal(x, torch.arange(float(len(x))))
 
 
@@ -91,7 +91,8 @@ class Model(nn.Module):
         self.idle = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        y: Tensor = self.layers(x)
+        return y
 
 
 def train(path: str, backend: str, options: dict[str, Any]) -> tuple[list[Tensor], int]:

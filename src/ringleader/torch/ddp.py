@@ -1,7 +1,7 @@
 """DistributedDataParallel with its gradients in registered memory.
 
-DDP allocates its buckets itself; its communication hook is where Python sees one. There its storage is moved, once, at a moment
-when nobody uses it.
+DDP allocates its buckets itself; its communication hook is where Python sees one. There its storage is moved, once, at
+a moment when nobody uses it.
 """
 
 from typing import Any
@@ -21,8 +21,8 @@ def register_ddp(model: DistributedDataParallel) -> DistributedDataParallel:
     """Let a DDP model keep its gradient buckets in memory that the ranks of a host reach without a copy.
 
     Call it on every rank (or on some: each rank's memory is its own affair) after DDP is made and before the first
-    backward pass. It takes the place of DDP's communication hook: gradients are averaged, as without it. Where memory cannot
-    be registered - /dev/shm has no room for a bucket at the moment of its move - the bucket stays as it is.
+    backward pass. It takes the place of DDP's communication hook: gradients are averaged, as without it. Where memory
+    cannot be registered - /dev/shm has no room for a bucket at the moment of its move - the bucket stays as it is.
 
     Parameters
     ----------
@@ -43,8 +43,8 @@ def register_ddp(model: DistributedDataParallel) -> DistributedDataParallel:
 
     Notes
     -----
-    With ``gradient_as_bucket_view=True`` the gradients are views of the buckets. A NumPy array made of one before its bucket was
-    first reduced would keep the old address; none exists unless made within a hook of the first backward pass.
+    With ``gradient_as_bucket_view=True`` the gradients are views of the buckets. A NumPy array made of one before its
+    bucket was first reduced would keep the old address; none exists unless made in a hook of the first backward pass.
 
     References
     ----------
@@ -71,8 +71,11 @@ def register_ddp(model: DistributedDataParallel) -> DistributedDataParallel:
     return model
 
 
-def _average(group: ProcessGroupRingleader, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook. torch compares the annotations themselves, so this module keeps them unquoted."""
+def _average(
+    group: ProcessGroupRingleader,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """The communication hook. torch looks at the annotations themselves: this module must not make them strings."""
     x = bucket.buffer()
     registered.move(x, group.communicator.local_size)
-    return group.average(x).get_future()  # type: ignore[return-value]
+    return group.average(x).get_future()

@@ -1,11 +1,11 @@
 """Storages of torch's tensors moved into registered memory, in place, so that peers reach them without a copy.
 
-torch moves a storage into a mapping of its own (`UntypedStorage._share_fd_cpu_`, what `Tensor.share_memory_` does), and all
-tensors over it follow. The pages behind that mapping are then replaced by pages of the arena, which are reachable at two
-addresses from then on: the engine is given the arena's own.
+torch moves a storage into a mapping of its own (`UntypedStorage._share_fd_cpu_`, as `Tensor.share_memory_` does), and all
+tensors over it follow. The pages behind that mapping are then replaced by pages of the arena, which are reachable at
+two addresses from then on: the engine is given the arena's own.
 
-Invariant: an address is only translated for a storage that lives and still is where it was when it was moved. The arena's pages are
-freed when torch's weak reference tells that it lives no more, for then torch has unmapped it.
+Invariant: an address is only translated for a storage that lives and still is where it was when it was moved. The
+arena's pages are freed when torch's weak reference tells that it lives no more, for then torch has unmapped it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def address_of(x: torch.Tensor) -> int:
 
 
 def move(x: torch.Tensor, sharers: int = 1) -> bool:
-    """Move a CPU tensor's storage into registered memory. All tensors over it stay valid, raw pointers to it do not.
+    """Move a CPU tensor's storage into registered memory. Tensors over it stay valid, raw pointers to it do not.
 
     Parameters
     ----------
@@ -115,7 +115,8 @@ def _move(storage: torch.UntypedStorage, nbytes: int) -> bool:
     # torch.multiprocessing) shall fail, not see old values.
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), fd, inheritable=False)
-    _moved[storage._cdata] = _Moved(StorageWeakRef(storage), torch_ptr, arena_ptr, os.getpid())
+    weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+    _moved[storage._cdata] = _Moved(weak, torch_ptr, arena_ptr, os.getpid())
     return True
 
 
@@ -127,7 +128,7 @@ def release_dead() -> None:
 
 def _release_dead() -> None:
     for key, moved in list(_moved.items()):
-        if moved.storage.expired():
+        if moved.storage.expired():  # type: ignore[no-untyped-call]
             del _moved[key]
             if moved.pid == os.getpid():  # a forked child has a copy of the table, but the memory is its parent's
                 _core.arena_free(moved.arena_ptr)
