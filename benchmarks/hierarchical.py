@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import numpy as np  # noqa: E402
-from namespaces import _said as said_by  # noqa: E402
 from namespaces import goodput, shape  # noqa: E402
 
 import ringleader as rl  # noqa: E402
@@ -36,9 +35,10 @@ from tests.hosts.conftest import Hosts  # noqa: E402
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 COLUMNS = (
     "collective", "rate_mbits", "hosts", "ranks_per_host", "nbytes", "asked", "wire", "median_us", "fastest_us",
-    "slowest_us", "iterations", "host_bytes", "algorithm", "protocol", "reason", "goodput_mbits",
+    "slowest_us", "iterations", "host_bytes", "algorithm", "protocol", "reason", "goodput_mbits", "load",
 )  # fmt: skip
 AUTO = "auto"
+LIMIT = 400.0  # seconds for everything
 
 
 # ------------------------------------------------------------------------------------------------------- on the hosts
@@ -137,7 +137,7 @@ def measure(hosts: Hosts, arguments: argparse.Namespace) -> list[dict[str, Any]]
             command += ["--seconds", str(arguments.seconds)]
             output = subprocess.PIPE if rank == 0 else None
             ranks.append(subprocess.Popen(command, env={**os.environ, **variables}, stdout=output, text=True))
-        text = said_by(ranks[0])
+        text = _said(ranks[0])
     finally:
         for process in ranks:
             try:
@@ -148,11 +148,20 @@ def measure(hosts: Hosts, arguments: argparse.Namespace) -> list[dict[str, Any]]
     rows = []
     for line in text.splitlines():
         row = json.loads(line) | {"rate_mbits": arguments.rate, "hosts": hosts.count, "ranks_per_host": each}
-        row |= {"collective": arguments.collective, "goodput_mbits": round(reached, 1)}
+        row |= {"collective": arguments.collective, "goodput_mbits": round(reached, 1), "load": os.getloadavg()[0]}
         print(f"{format_size(row['nbytes']):>8} {row['asked']:40} {row['wire']:7} {row['median_us'] / 1e3:9.2f} ms  "
               f"{row['host_bytes'] / row['nbytes']:.3f} x its size  {row['algorithm']}", flush=True)  # fmt: skip
         rows.append({name: round(row[name], 1) if isinstance(row[name], float) else row[name] for name in COLUMNS})
     return rows
+
+
+def _said(rank: subprocess.Popen[str]) -> str:
+    """What a rank printed until it ended, or until the time was up."""
+    try:
+        return rank.communicate(timeout=LIMIT)[0]
+    except subprocess.TimeoutExpired:
+        rank.kill()
+        return rank.communicate()[0]
 
 
 # --------------------------------------------------------------------------------------------------------- the report
@@ -172,7 +181,9 @@ def markdown(rows: Sequence[dict[str, Any]], name: str) -> str:
         f"{info['ringleader']}; {day}.",
         "",
         "Time is the slowest rank's, the median over alternating blocks; *faster* compares with the first row of the "
-        "size. Bytes are what one host sends in an operation, in units of the array's size.",
+        "size. Bytes are what one host sends in an operation, in units of the array's size. The shaper lets bursts of "
+        "256 KB pass at once: operations that send less are not held to the rate. The machine's load average was "
+        f"{float(first['load']):.0f}: other work disturbs, most where much is computed.",
         "",
         "| size | asked for | wire | time | faster | bytes of a host | what ran |",
         "|---|---|---|---|---|---|---|",

@@ -60,12 +60,16 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_reduce",     "shm net mixed", ANY,     ANY, "rabenseifner",         "push"),
 
     _rule("reduce_scatter", "shm",         ANY,       ANY, "direct",               "pull"),
+    _rule("reduce_scatter", "mixed",       ANY, 256 * KIB, "hierarchical:outer=recursive_halving", "push"),
+    _rule("reduce_scatter", "mixed",       ANY,       ANY, "hierarchical",        "push"),
     _rule("reduce_scatter", "net mixed",     2,       ANY, "direct",               "push", 256 * KIB),
     _rule("reduce_scatter", "net mixed",   ANY, 256 * KIB, "recursive_halving",    "push"),
     _rule("reduce_scatter", "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
     _rule("reduce_scatter", "shm net mixed", ANY,     ANY, "recursive_halving",    "push"),
 
     _rule("all_gather",     "shm",         ANY,       ANY, "direct",               "pull"),
+    _rule("all_gather",     "mixed",       ANY, 256 * KIB, "hierarchical:outer=bruck", "push"),
+    _rule("all_gather",     "mixed",       ANY,       ANY, "hierarchical",        "push"),
     _rule("all_gather",     "net mixed",     2,       ANY, "direct",               "push", 256 * KIB),
     _rule("all_gather",     "net mixed",   ANY, 256 * KIB, "bruck",                "push"),
     _rule("all_gather",     "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
@@ -88,10 +92,12 @@ _RULES: tuple[Rule, ...] = (
     _rule("reduce",         "shm net mixed", ANY,     ANY, "binomial",             "push"),
 
     _rule("gather",         "shm",         ANY,       ANY, "linear",               "push"),
+    _rule("gather",         "mixed",       ANY,  64 * KIB, "hierarchical",        "push"),
     _rule("gather",         "net mixed",   ANY,  64 * KIB, "binomial",             "push"),
     _rule("gather",         "net mixed",   ANY,       ANY, "linear",               "push"),
 
     _rule("scatter",        "shm",         ANY,       ANY, "linear",               "pull"),
+    _rule("scatter",        "mixed",       ANY,  64 * KIB, "hierarchical",        "push"),
     _rule("scatter",        "net mixed",   ANY,  64 * KIB, "binomial",             "push"),
     _rule("scatter",        "net mixed",   ANY,       ANY, "linear",               "push"),
 
