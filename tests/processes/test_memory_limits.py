@@ -67,7 +67,7 @@ def test_extra_memory_is_bounded(four: Workers, registered: bool) -> None:
 
 
 def _growth(calls: int) -> tuple[int, int]:
-    """Bytes by which this process, and its arena, grew over `calls` calls of changing size, once the caches were full."""
+    """Bytes by which this process, and its arena, grew over calls of changing size, once the caches were full."""
     comm = world()
     draw = random.Random(7)  # the same on all ranks
     plain, registered = np.ones(64 << 10, np.float32), comm.empty(64 << 10, np.float32)
@@ -93,5 +93,5 @@ def _growth(calls: int) -> tuple[int, int]:
 def test_memory_does_not_grow_over_calls_of_changing_size(four: Workers) -> None:
     told = four.run(_growth, CALLS, timeout=600)
     assert max(arena for _, arena in told) <= 0, told
-    # Plans differ in size, and allocators keep what they had. A leak of 1.4 kB per call would show, or 200 bytes if long.
+    # Plans differ in size, and allocators keep what they had. 1.4 kB per call would show, or 200 bytes if long.
     assert sum(grown for grown, _ in told) / N < 4 * MIB, told

@@ -1,7 +1,7 @@
 """Storages of torch's tensors moved into registered memory, in place, so that peers reach them without a copy.
 
-torch moves a storage into a mapping of its own (`UntypedStorage._share_fd_cpu_`, as `Tensor.share_memory_` does), and all
-tensors over it follow. The pages behind that mapping are then replaced by pages of the arena, which are reachable at
+torch moves a storage into a mapping of its own (`UntypedStorage._share_fd_cpu_`, as `Tensor.share_memory_` does), and
+all tensors over it follow. The pages behind that mapping are then replaced by pages of the arena, which are reachable at
 two addresses from then on: the engine is given the arena's own.
 
 Invariant: an address is only translated for a storage that lives and still is where it was when it was moved. The
