@@ -11,13 +11,15 @@ from torch import Tensor
 
 from ringleader import errors
 from ringleader.runtime import arrays
+from ringleader.torch.profiling import Recording, profiling
+from ringleader.torch.register import NAME
 from ringleader.torch.tensors import direct, single
 from ringleader.torch.work import CompositeWork, RingleaderWork, Store, seconds_of
 
 if TYPE_CHECKING:
     from ringleader.torch.channel import Channel
 
-__all__ = ["Exchanges", "fails_later"]
+__all__ = ["Exchanges", "operation"]
 
 # Tags of messages within collectives: beyond those that torch has, which are 32-bit.
 _FIRST_TAG = 1 << 40
@@ -27,22 +29,40 @@ _TAGS = 1 << 20
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def fails_later(method: _Method) -> _Method:
-    """Let an operation that cannot be started return a work that has failed: DDP cannot bear errors at the start.
+def operation(event: str, inputs: int = 0) -> Callable[[_Method], _Method]:
+    """Decorate a method that torch calls to start an operation.
 
-    Wrong arguments are refused at once, because that is where the program's error is.
+    An operation that cannot be started returns a work that has failed: DDP cannot bear errors at the start. Wrong
+    arguments are refused at once, because that is where the program's error is.
+
+    Parameters
+    ----------
+    event
+        Its name in torch's profiler.
+    inputs
+        Which argument holds the tensors whose shapes the profiler shows.
     """
+    title = f"{NAME}:{event}"
 
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except (errors.InvalidArgument, errors.UnsupportedType, errors.ScheduleError):
-            raise
-        except errors.RingleaderError as error:
-            return self._failed(error)
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            recording = Recording(title, args[inputs : inputs + 1]) if profiling() else None
+            try:
+                work = method(self, *args, **kwargs)
+            except (errors.InvalidArgument, errors.UnsupportedType, errors.ScheduleError):
+                if recording is not None:
+                    recording.end()
+                raise
+            except errors.RingleaderError as error:
+                work = self._failed(error)
+            if recording is not None:
+                work.record(recording)
+            return work
 
-    return cast(_Method, call)
+        return cast(_Method, call)
+
+    return decorate
 
 
 class Exchanges:
@@ -62,21 +82,23 @@ class Exchanges:
 
     # ----------------------------------------------------------------------------------------------- messages
 
-    @fails_later
+    @operation("send")
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Any:
         """Send a tensor to rank `dst`."""
         x = single(tensors, "send's list")
         return self._hold(self._isend(self._channel(), x, dst, tag, 0.0))
 
-    @fails_later
+    @operation("recv")
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Any:
         """Receive a tensor from rank `src`."""
         x = single(tensors, "recv's list")
         return self._hold(self._irecv(self._channel(), x, src, tag, 0.0))
 
+    @operation("recvAnySource")
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
         """Receive a tensor from any rank; the work's `source_rank` tells which."""
-        return self.recv(tensors, -1, tag)
+        x = single(tensors, "recv's list")
+        return self._hold(self._irecv(self._channel(), x, -1, tag, 0.0))
 
     recvAnysource = recv_anysource  # noqa: N815 - older torch
 

@@ -21,12 +21,13 @@ from ringleader.runtime.communicator import Communicator, connect
 from ringleader.runtime.config import Config
 from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.store import LocalStore
-from ringleader.torch import channel, collectives, exchange, futures, registered, sparse, tensors, work
+from ringleader.torch import channel, collectives, exchange, futures, profiling, registered, sparse, tensors, work
 from ringleader.torch.channel import Channel
 from ringleader.torch.collectives import Collectives
 from ringleader.torch.dynamo import skip_frames
 from ringleader.torch.errors import torch_error
 from ringleader.torch.futures import CallbackThread, callback_owner
+from ringleader.torch.monitored import monitored_barrier
 from ringleader.torch.register import NAME
 from ringleader.torch.work import CompositeWork, Holder, RingleaderWork
 
@@ -83,6 +84,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         self._callback_thread = CallbackThread(name)
         self._finalizer = weakref.finalize(self, self._callback_thread.close)
         self._coalescing: list[RingleaderWork] | None = None
+        self._monitored = 0
 
     def _form(self, name: str) -> Channel:
         group = connect(self._job, name, self._rank, self._size, self._timeout, self._timeout)
@@ -176,6 +178,17 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
 
     _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
 
+    # ----------------------------------------------------------------------------------- who is missing
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; on rank 0 the error of one that comes too late tells which rank it is, see `monitored`."""
+        limit = self._timeout if timeout is None else timeout.total_seconds()
+        number, self._monitored = self._monitored, self._monitored + 1
+        try:
+            monitored_barrier(self._store, self._rank, self._size, number, limit, wait_all_ranks)
+        except errors.CollectiveTimeout as error:
+            raise torch_error(error) from None
+
     # ------------------------------------------------------------------------------------------- the end
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -229,4 +242,5 @@ def create(options: Any, backend_options: Any) -> ProcessGroupRingleader:
         raise torch_error(error) from error
 
 
-skip_frames([channel, collectives, exchange, futures, registered, sparse, tensors, work, sys.modules[__name__]])
+_OURS = [channel, collectives, exchange, futures, profiling, registered, sparse, tensors, work, sys.modules[__name__]]
+skip_frames(_OURS)
