@@ -23,13 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import reasons
 import report
 
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = WORKER.parents[2]
 CHUNK = 40
-"""Tests per process: importing torch costs seconds, so not one by one; two processes should end at about the same time."""
+"""Tests per process: importing torch costs seconds, so not one by one; but all processes should end together."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,10 @@ def work_through(work: list[tuple[Setting, list[str]]], journal: Journal, option
 
 def attempts(worker: Worker, test: str, retries: int) -> dict[str, Any]:
     """The result of a test that may be repeated if it fails: some of the suite's own limits are short."""
-    for attempt in range(1 + retries):
-        result = worker.run(test)
-        if result["outcome"] != "fails":
-            break
-    return {**result, "attempts": attempt + 1}
+    result, count = worker.run(test), 1
+    while result["outcome"] == "fails" and count <= retries:
+        result, count = worker.run(test), count + 1
+    return {**result, "attempts": count}
 
 
 def main() -> int:
@@ -184,11 +182,10 @@ def main() -> int:
     tests = [test for test in all_tests(options.limit) if re.search(options.match, test)]
     places = [(backend, ranks) for ranks in options.ranks for backend in options.backends]
     work_through(list(chunks([Setting(b, r, "gloo") for b, r in places], tests, journal.results)), journal, options)
-    # What the suite reserves for MPI or for 8 ranks although it needs neither: under the name of MPI it runs.
+    # What the suite reserves for MPI although others can do it: under the name of MPI it runs.
     for backend, ranks in places:
-        setting = Setting(backend, ranks, "gloo")
-        found = {test: journal.results.get((setting, test), {}).get("reason", "") for test in tests}
-        reserved = [test for test, reason in found.items() if reasons.only_for_mpi(reason, ranks)]
+        first = {test: journal.results.get((Setting(backend, ranks, "gloo"), test), {}) for test in tests}
+        reserved = [test for test, result in first.items() if "Only MPI supports" in result.get("reason", "")]
         work_through(list(chunks([Setting(backend, ranks, "mpi")], reserved, journal.results)), journal, options)
     return report.write(journal.results, tests, options)
 

@@ -1,8 +1,8 @@
 """Runs tests of torch's distributed suite, one after another, as they are named on standard input.
 
-The suite asks for its backend by name when it is imported, to decide which tests to define and which to skip. Here it is
-imported under the name of a backend that torch knows (`--names`, Gloo or MPI), and then run with `--backend`. So exactly
-the tests that the known backend would run are run, not only those that a plugin may announce.
+The suite asks for its backend by name when it is imported, to decide which tests to define and which to skip. Here it
+is imported under the name of a backend that torch knows (`--names`, Gloo or MPI), and then run with `--backend`. So
+exactly the tests that the known backend would run are run, not only those that a plugin may announce.
 
 Each test gets fresh processes. They are forked from this one, which has imported torch and done nothing with it.
 One line of JSON per test goes to the standard output that this process was started with.
@@ -57,6 +57,9 @@ def load(backend: str, names: str, ranks: int, limit: int, folder: str) -> type[
         names_of_profiled.append(backend)
     # Some tests have limits of their own, made for machines with more cores.
     common_distributed.TIMEOUT_OVERRIDE.clear()
+    if ranks > 2:
+        # Tests of groups of two ask for 8 ranks, or for MPI, when they run; 3 are enough for them.
+        os.environ["BACKEND"] = "mpi"
 
     class Suite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
         def setUp(self) -> None:

@@ -1,8 +1,8 @@
 """Ringleader's errors as torch programs expect them: each is also a `torch.distributed.DistBackendError`.
 
 That makes it a `RuntimeError`, which is what training loops and launchers catch around collectives. The message is
-unchanged, but for the word "timeout" in front where programs look for it; ``except ringleader.errors.CollectiveTimeout``
-catches it as before.
+unchanged, but for the word "timeout" in front where programs look for it, and
+``except ringleader.errors.CollectiveTimeout`` catches it as before.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""A barrier that names the ranks which do not come, by way of the store: it works also where the engine waits for them."""
+"""A barrier that names the ranks which do not come. It goes by the store, so it works where the engine is stuck."""
 
 from __future__ import annotations
 
 import time
 from datetime import timedelta
 from typing import Any
-
-import torch.distributed as dist
 
 from ringleader import errors
 
@@ -40,8 +38,8 @@ def monitored_barrier(store: Any, rank: int, size: int, number: int, limit: floa
         store.set(f"{place}/{rank}", b"")
         if not _there(store, f"{place}/passed", deadline):
             raise errors.CollectiveTimeout(
-                f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
-                f"rank 0: it did not answer within {limit:g} s; see what rank 0 reports",
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                f"from rank 0: it did not answer within {limit:g} s; see what rank 0 reports",
                 (0,),
             )
         return
@@ -73,6 +71,6 @@ def _there(store: Any, key: str, deadline: float) -> bool:
         return False
     try:
         store.wait([key], timedelta(seconds=left))
-    except dist.DistStoreError:
-        return False
+    except RuntimeError:  # too late: each kind of store has an error of its own for that
+        return bool(store.check([key]))  # which fails again if the store is not there any more
     return True

@@ -181,7 +181,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
     # ----------------------------------------------------------------------------------- who is missing
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; on rank 0 the error of one that comes too late tells which rank it is, see `monitored`."""
+        """Wait for all ranks; if one does not come, the error on rank 0 tells which, see `monitored`."""
         limit = self._timeout if timeout is None else timeout.total_seconds()
         number, self._monitored = self._monitored, self._monitored + 1
         try:

@@ -1,8 +1,9 @@
 """Events of torch's profiler: ``ringleader:all_reduce`` and so on, one per operation, with the shapes of its inputs.
 
-Like those of torch's own backends, an event lasts until the operation is complete, and it is asynchronous: it is left out of
-the nesting of a thread's events. The profiler takes an event for that if its end is told by another thread than its start;
-so there is a thread that does nothing else, made by the first event. Without a profiler an operation pays for one question.
+Like those of torch's own backends, an event lasts until the operation is complete, and it is asynchronous: it is left
+out of the nesting of a thread's events. The profiler takes an event for that if its end is told by another thread than
+its start; so there is a thread that does nothing else, made by the first event. Without a profiler an operation pays
+for one question.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import _profiler_enabled
+from torch._C._autograd import _profiler_enabled
 
 __all__ = ["Recording", "profiling"]
 
