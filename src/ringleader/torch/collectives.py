@@ -239,7 +239,7 @@ class Collectives(Exchanges):
         """Gather every rank's tensor into a list. The tensors may differ in size, if all ranks' lists say so."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
-            opts = _options(c10d.AllgatherOptions(), timeout)
+            opts = _options(c10d.AllgatherOptions(), opts or timeout)
         return self._all_gather(single(outputs, "allgather's output list"), single(inputs, "allgather's inputs"), opts)
 
     def _all_gather(self, outputs: list[Tensor], x: Tensor, opts: Any) -> Any:
@@ -298,8 +298,11 @@ class Collectives(Exchanges):
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
         opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> Any:
         """Send block d of `input` to rank d, into its block for this rank; blocks are rows, equal ones by default."""
+        if opts is None or isinstance(opts, timedelta):
+            opts = _options(c10d.AllToAllOptions(), opts or timeout)
         if output_split_sizes or input_split_sizes:
             # Split sizes differ between ranks, and even ones here tell nothing of the others: always by messages.
             sources = self._split(input, input_split_sizes, "input")
@@ -317,8 +320,12 @@ class Collectives(Exchanges):
         return self._run_call(call, opts, [output])
 
     @operation("all_to_all", 1)
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: timedelta | None = None
+    ) -> Any:
         """Send tensor d of `inputs` to rank d; tensor s of `outputs` comes from rank s. Sizes may differ."""
+        if opts is None or isinstance(opts, timedelta):
+            opts = _options(c10d.AllToAllOptions(), opts or timeout)
         self._check_length(inputs, "all_to_all's input list")
         self._check_length(outputs, "all_to_all's output list")
         return self._exchange(inputs, outputs, opts, outputs)
@@ -328,8 +335,8 @@ class Collectives(Exchanges):
     @operation("barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Wait for all ranks."""
-        if opts is None:
-            opts = _options(c10d.BarrierOptions(), timeout)
+        if opts is None or isinstance(opts, timedelta):
+            opts = _options(c10d.BarrierOptions(), opts or timeout)
         channel = self._channel()
         if channel.barrier is None:
             channel.barrier = calls.barrier(channel.comm, None)

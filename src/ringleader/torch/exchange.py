@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -28,6 +29,29 @@ _TAGS = 1 << 20
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
+# What torch calls one and the same argument, in its many forms of an operation.
+_SPELLINGS = (
+    ("tensors", "tensor"),
+    ("output", "output_tensor", "outputTensor", "outputs", "output_tensors", "outputTensors", "output_lists"),
+    ("input", "input_tensor", "inputTensor", "inputs", "input_tensors", "inputTensors", "input_list"),
+    ("dst", "dstRank"),
+    ("src", "srcRank"),
+    ("opts", "root"),
+    ("op", "opts"),
+)
+
+
+def _other_names(method: Callable[..., Any]) -> dict[str, str]:
+    """torch's other names of the method's parameters, and the parameters' own."""
+    own = set(inspect.signature(method).parameters)
+    return {
+        other: name
+        for spellings in _SPELLINGS
+        for name in spellings
+        for other in spellings
+        if name in own and other not in own
+    }
+
 
 def operation(event: str, inputs: int = 0) -> Callable[[_Method], _Method]:
     """Decorate a method that torch calls to start an operation.
@@ -45,8 +69,12 @@ def operation(event: str, inputs: int = 0) -> Callable[[_Method], _Method]:
     title = f"{NAME}:{event}"
 
     def decorate(method: _Method) -> _Method:
+        other_names = _other_names(method)
+
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                kwargs = {other_names.get(name, name): value for name, value in kwargs.items()}
             recording = Recording(title, args[inputs : inputs + 1]) if profiling() else None
             try:
                 work = method(self, *args, **kwargs)

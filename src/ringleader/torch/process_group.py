@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ringleader import errors
-from ringleader.runtime.communicator import Communicator, connect
+from ringleader.runtime.communicator import CLOSE_LIMIT, Communicator, connect
 from ringleader.runtime.config import Config
 from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.store import LocalStore
@@ -144,6 +144,13 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         """The store that the group was made with."""
         return self._store
 
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives this rank has begun."""
+        return self._main.comm.counters()["operations"]
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The ranks count from the start of the group; nothing to agree on."""
+
     @property
     def communicator(self) -> Communicator:
         """Ringleader's communicator of this group, for `status()`, `counters()`, `explain()` and the like."""
@@ -160,6 +167,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
             raise RuntimeError(f"the backend {NAME!r} moves CPU tensors, there is none for {device}")
         return self
 
+    use_pg_for_symm_mem_rendezvous = False
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: D102
@@ -205,7 +213,11 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
             each.comm.abort(f"rank {self._rank} called abort() on {self._title}")
 
     def shutdown(self) -> None:
-        """Leave the group, within 2 s whatever the other ranks do; `destroy_process_group` calls it."""
+        """Leave the group; `destroy_process_group` calls it.
+
+        What is in flight gets 2 s to complete; leaving takes another 2 s at most, whatever the other ranks do.
+        """
+        self._holder.drain(CLOSE_LIMIT)
         for each in self._channels():
             each.close()
         self._holder.sweep()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -245,6 +246,17 @@ class Holder:
             self._limit = 64 + 2 * len(live)
         live[id(work)] = work
         return work
+
+    def drain(self, limit: float) -> None:
+        """Wait until all are complete, in success or failure, or `limit` seconds have passed."""
+        deadline = time.monotonic() + limit
+        for each in list(self._live.values()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            with suppress(errors.RingleaderError):  # who waits for the work gets to know
+                each.wait(timedelta(seconds=left))
+        self.sweep()
 
     def sweep(self) -> None:
         """Let go of all that is complete."""
