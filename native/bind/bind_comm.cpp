@@ -45,7 +45,7 @@ void require_pointers(const Plan& plan, std::uintptr_t in, std::uintptr_t out) {
 
 void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
   require_pointers(*self.plan, in, out);
-  Call call(self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout);
+  Call call(*self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout);
   if (self.spin && call.spin(kQuickRounds)) return;
   for (;;) {
     bool done;
@@ -98,11 +98,12 @@ CommOptions parse_options(const std::map<std::string, std::int64_t>& given) {
   options.ring_bytes = static_cast<std::uint64_t>(take("p2p_ring_bytes", static_cast<std::int64_t>(options.ring_bytes)));
   options.wait.spin_us = static_cast<std::uint32_t>(take("spin_us", options.wait.spin_us));
   options.wait.yield_us = static_cast<std::uint32_t>(take("yield_us", options.wait.yield_us));
+  options.inline_bytes = static_cast<std::uint64_t>(take("inline_bytes", static_cast<std::int64_t>(options.inline_bytes)));
   const std::int64_t cores = take("usable_cores", 0), ranks = take("local_ranks", 1);
   options.wait.oversubscribed = cores > 0 && ranks > cores;
   if (!rest.empty())
     throw Error(ErrorKind::invalid, "unknown option '" + rest.begin()->first +
-                                        "'; known: slot_bytes, p2p_ring_bytes, spin_us, yield_us, usable_cores, local_ranks");
+                                        "'; known: slot_bytes, p2p_ring_bytes, inline_bytes, spin_us, yield_us, usable_cores, local_ranks");
   options.small_slot_bytes = std::min(options.small_slot_bytes, options.slot_bytes);
   return options;
 }

@@ -1,9 +1,14 @@
 // What an execution waits for, for sleepers and for messages.
 #include <algorithm>
+#include <bit>
 
 #include "core/execution.hpp"
 
 namespace ringleader {
+
+// In the inline protocol a peer's entry counts: its flag comes right after. Seeing more than the flag here matters where the peer is in
+// another operation and never sets it.
+bool Execution::reached(const Wait& wait, std::uint64_t window) const { return mesh_.reached(wait.rank, window, wait.count); }
 
 bool Execution::can_move() const {
   const auto instr_ready = [this](const BoundInstr& instr) {
@@ -11,12 +16,13 @@ bool Execution::can_move() const {
       if (!done_[program_->deps[instr.dep_first + d]]) return false;
     for (std::uint32_t w = 0; w < instr.wait_n; ++w) {
       const Wait& wait = program_->waits[instr.wait_first + w];
-      if (!mesh_.reached(wait.rank, window_number(), wait.count)) return false;
+      if (!reached(wait, window_number())) return false;
     }
     return true;
   };
   switch (phase_) {
     case Phase::enter: {
+      if (plan_->inlined) return mailbox_free();
       const Mesh::PendingFree& pending = mesh_.pending_free[plan_->large_slot][window_number() & 1];
       return !pending.waits || reached_all(*pending.waits, pending.window);
     }
@@ -52,13 +58,19 @@ std::vector<Rank> Execution::blocked_on() const {
   std::vector<Rank> ranks;
   if (!plan_) return ranks;
   const auto add = [&](const Wait& wait, std::uint64_t window) {
-    if (!mesh_.reached(wait.rank, window, wait.count)) ranks.push_back(wait.rank);
+    if (!reached(wait, window)) ranks.push_back(wait.rank);
   };
   const auto add_all = [&](const std::vector<Wait>& waits, std::uint64_t window) {
     for (const Wait& wait : waits) add(wait, window);
   };
   switch (phase_) {
     case Phase::enter: {
+      if (plan_->inlined) {
+        const Mesh::PendingReaders& pending = mesh_.pending_readers[window_number() & 1];
+        for (std::uint64_t rest = pending.readers; rest != 0; rest &= rest - 1)
+          add(Wait{static_cast<Rank>(std::countr_zero(rest)), kMaxCount}, pending.window);
+        break;
+      }
       const Mesh::PendingFree& pending = mesh_.pending_free[plan_->large_slot][window_number() & 1];
       if (pending.waits) add_all(*pending.waits, pending.window);
       break;
