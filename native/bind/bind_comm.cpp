@@ -1,4 +1,4 @@
-// Communicator, Plan, Work, CompletionQueue. Waiting happens without the GIL, in slices after which signals are handled.
+// Communicator, Work, CompletionQueue. Waiting happens without the GIL, in slices after which signals are handled.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -9,6 +9,7 @@
 #include <map>
 
 #include "bind/bind.hpp"
+#include "bind/plan.hpp"
 #include "core/communicator.hpp"
 
 namespace nb = nanobind;
@@ -16,52 +17,6 @@ namespace nb = nanobind;
 namespace ringleader {
 
 namespace {
-
-constexpr auto kSlice = std::chrono::milliseconds(100);  // longest wait without looking at signals
-constexpr int kQuickRounds = 200;                        // progress attempts before the GIL is released: a few microseconds
-
-void handle_signals() {
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
-struct PyPlan {
-  std::shared_ptr<Communicator> communicator;
-  std::shared_ptr<const Plan> plan;
-  bool spin;
-};
-
-struct PyWork {
-  std::shared_ptr<Communicator> communicator;
-  std::shared_ptr<WorkState> state;
-  bool message = false;  // point-to-point
-};
-
-void require_pointers(const Plan& plan, std::uintptr_t in, std::uintptr_t out) {
-  if ((plan.in_bytes && !in) || (plan.out_bytes && !out))
-    throw Error(ErrorKind::invalid, std::string(name(plan.lowered()->collective)) + ": the " + (plan.in_bytes && !in ? "input" : "output") +
-                                        " pointer is null, but this rank has one of " +
-                                        std::to_string(plan.in_bytes && !in ? plan.in_bytes : plan.out_bytes) + " bytes");
-}
-
-void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
-  require_pointers(*self.plan, in, out);
-  Call call(*self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout);
-  if (self.spin && call.spin(kQuickRounds)) return;
-  for (;;) {
-    bool done;
-    {
-      nb::gil_scoped_release released;
-      done = call.advance(Clock::now() + kSlice);
-    }
-    if (done) return;
-    handle_signals();  // leaving by an exception abandons the call, which aborts the communicator
-  }
-}
-
-PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
-  require_pointers(*self.plan, in, out);
-  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout)};
-}
 
 bool wait_work(PyWork& self, double timeout) {
   const auto until = timeout > 0 && timeout < 1e9
@@ -238,11 +193,6 @@ void bind_work(nb::module_& m) {
 
 void bind_comm(nb::module_& m) {
   bind_work(m);
-  nb::class_<PyPlan>(m, "Plan")
-      .def("run", &run_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
-      .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
-      .def_prop_ro("nbytes", [](PyPlan& self) { return self.plan->nbytes; })
-      .def_prop_ro("windows", [](PyPlan& self) { return self.plan->windows; });
   nb::class_<PyCommunicator>(m, "Communicator")
       .def(nb::init<Rank, Rank, double, const std::map<std::string, std::int64_t>&>(), nb::arg("rank"), nb::arg("size"),
            nb::arg("timeout"), nb::arg("options"))
