@@ -17,6 +17,7 @@ from ringleader import errors
 
 if TYPE_CHECKING:
     from ringleader import torch
+    from ringleader.algorithms.user import algorithm
     from ringleader.runtime.communicator import Communicator
     from ringleader.runtime.dtypes import ReduceOp, premul_sum
     from ringleader.runtime.messages import ANY_SOURCE
@@ -37,6 +38,7 @@ __all__ = [
     "Work",
     "WorkerGroup",
     "__version__",
+    "algorithm",
     "errors",
     "init",
     "premul_sum",
@@ -53,6 +55,7 @@ _HOME = {
     "ReduceOp": "runtime.dtypes",
     "Work": "runtime.work",
     "WorkerGroup": "runtime.spawn",
+    "algorithm": "algorithms.user",
     "init": "runtime.start",
     "premul_sum": "runtime.dtypes",
     "round_to_wire": "runtime.wire",
@@ -89,7 +92,7 @@ _name_native_errors()
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f"ringleader.{_HOME[name]}"), name)
-    elif name in ("torch", "schedule", "algorithms", "tune", "executors", "runtime"):
+    elif name in ("torch", "schedule", "algorithms", "formats", "tune", "executors", "runtime"):
         value = importlib.import_module(f"ringleader.{name}")
     else:
         raise AttributeError(f"module 'ringleader' has no attribute {name!r}")

@@ -23,6 +23,7 @@ __all__ = [
     "ScheduleError",
     "SpawnError",
     "UnsupportedType",
+    "VerificationError",
 ]
 
 
@@ -52,6 +53,10 @@ class UnsupportedType(RingleaderError, TypeError):
 
 class ScheduleError(RingleaderError, ValueError):
     """A schedule breaks a rule; the message names the transfer."""
+
+
+class VerificationError(ScheduleError):
+    """A schedule does not do what its collective promises; the message lists what is wrong."""
 
 
 class RendezvousError(RingleaderError, ConnectionError):

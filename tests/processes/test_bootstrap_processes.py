@@ -301,3 +301,55 @@ def test_ctrl_c_while_a_peer_is_missing(rank, tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in errors and time.monotonic() - started < 5
+
+
+HASTE = """
+    import sys, time
+    import numpy as np
+    import ringleader as rl
+
+    for round in range(6):
+        with rl.init(timeout=20, start_timeout=20) as comm:
+            x = np.array([comm.rank + round])
+            comm.all_reduce(x)
+            assert x[0] == 3 + 3 * round, x
+            if comm.rank == round % 3:
+                time.sleep(0.2)  # this one leaves when the others are already in the next job
+    print("right")
+"""
+
+
+@pytest.mark.parametrize("meeting", ["directory", "port"])
+def test_one_job_after_the_other_while_a_rank_is_late(meeting, tmp_path):
+    """Ranks that init() again early must not meet in what rank 0 still serves for the previous job."""
+    with socket.socket() as it:
+        it.bind(("127.0.0.1", 0))
+        port = it.getsockname()[1]
+    where = {"RINGLEADER_STORE": f"127.0.0.1:{port}"} if meeting == "port" else {}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(HASTE)],
+            env={
+                **os.environ,
+                **where,
+                "OMPI_COMM_WORLD_RANK": str(rank),
+                "OMPI_COMM_WORLD_SIZE": "3",
+                "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
+                "PMIX_NAMESPACE": f"haste-{os.getpid()}",
+                "XDG_RUNTIME_DIR": str(tmp_path),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=60)
+            assert output == "right\n" and rank.returncode == 0, output
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from ringleader import algorithms
+from ringleader import algorithms, tune
 from ringleader.cli import operands, table, words
 from ringleader.cli.main import main
 from ringleader.cli.measure import Contestant, Measured, Result, Timing
@@ -103,6 +103,39 @@ def test_explain_names_the_choice_and_all_candidates(capsys):
     assert "runs one_shot" in small
 
 
+def test_explain_reads_rules_and_wire_formats(capsys, tmp_path, monkeypatch):
+    path = tmp_path / "mine.json"
+    path.write_text(
+        '{"format": "ringleader-rules", "version": 1, "rules": [\n'
+        '  {"collective": "all_reduce", "bytes": "1M-", "algorithm": "linear", "channels": 2, "wire": "bf16"}\n]}'
+    )
+    out = run(capsys, "explain", "all_reduce", "1M", "--nodes", "2x1", "--rules", str(path))[1]
+    assert "runs linear, push, 2 channels" in out and "mine.json, line 2 (rule 1)" in out and "bf16 between" in out
+    assert "decided by built-in" in run(capsys, "explain", "all_reduce", "1K", "-n", "2", "--rules", str(path))[1]
+    monkeypatch.setenv("RINGLEADER_RULES", str(path))
+    assert "runs linear" in run(capsys, "explain", "all_reduce", "1M", "-n", "2")[1]
+    assert "int8 between nodes" in run(capsys, "explain", "all_reduce", "1M", "--nodes", "2x1", "--wire", "int8")[1]
+
+
+def test_rules_are_checked_and_shown(capsys, tmp_path):
+    code, out, _ = run(capsys, "rules", "--json")
+    assert code == 0 and tune.loads(out, "built-in") == tune.BUILT_IN
+    path = tmp_path / "mine.json"
+    path.write_text(out)
+    out = run(capsys, "rules", str(path), "--nodes", "2x4")[1]
+    assert f"{path}, line " in out and "layout=shm" not in out and "layout=net mixed" in out
+
+
+def test_matrix_has_a_row_for_every_algorithm_and_protocol(capsys):
+    code, out, _ = run(capsys, "matrix", "--nodes", "2x2")
+    assert code == 0 and out.startswith("4 ranks on 2 nodes (mixed)")
+    rows = [line.split()[:2] for line in out.splitlines() if line.startswith("  ")]
+    assert sorted(rows) == sorted(
+        [entry.name, protocol] for entry in algorithms.all_algorithms() for protocol in tune.PROTOCOLS
+    )
+    assert out.count("*") == 1 + 8 * 8 + 1  # the legend; a choice for each size, and barrier's
+
+
 # ------------------------------------------------------------------------------------------------- errors
 
 
@@ -121,6 +154,9 @@ def test_explain_names_the_choice_and_all_candidates(capsys):
         (["draw", "ring", "-n", "100", "--svg", "x.svg"], ["at most 4096 can be drawn"]),
         (["explain", "all_reduce", "1T"], ["'1T' is not a size", "K, M or G"]),
         (["explain", "all_reduce", "1M", "--nodes", "2y4"], ["2y4", "2x4"]),
+        (["explain", "all_reduce", "1M", "--rules", "/nowhere"], ["cannot read /nowhere", "No such file"]),
+        (["explain", "all_reduce", "1M", "--wire", "int9"], ["int9", "bf16"]),
+        (["rules", "/nowhere"], ["cannot read /nowhere", "No such file"]),
         (["explain", "all_reduce", "1M", "--nodes", "2x4", "-n", "9"], ["8 ranks", "-n says 9"]),
         (["bench", "--op", "allreduc"], ["unknown collective 'allreduc'", "did you mean 'all_reduce'"]),
         (["bench", "--algorithm", "rign"], ["unknown all_reduce algorithm 'rign'", "did you mean 'ring'"]),

@@ -3,7 +3,7 @@
 One family a file. See docs/algorithms.md for the table.
 """
 
-from ringleader.algorithms import bruck, composed, direct, linear, recursive, ring, tree
+from ringleader.algorithms import bruck, composed, direct, hierarchical, linear, recursive, ring, tree
 from ringleader.algorithms.registry import (
     COLLECTIVES,
     MAX_TRANSFERS,
@@ -19,6 +19,7 @@ from ringleader.algorithms.registry import (
     names,
     parse_spec,
 )
+from ringleader.algorithms.user import forget, load_msccl, register_schedule
 
 __all__ = [
     "COLLECTIVES",
@@ -34,11 +35,15 @@ __all__ = [
     "check",
     "composed",
     "direct",
+    "forget",
     "get",
+    "hierarchical",
     "linear",
+    "load_msccl",
     "names",
     "parse_spec",
     "recursive",
+    "register_schedule",
     "ring",
     "tree",
 ]

@@ -1,7 +1,13 @@
 """The registry: every algorithm under its field-standard name, with what it may be asked and what it costs.
 
-An algorithm is named by a *spec*, ``name`` or ``name:key=value:key=value``, for example ``ring:segments=4``. The name
-is unique within its collective. `build` turns (collective, spec, n, root) into a schedule and remembers the last ones.
+An algorithm is named by a *spec*, ``name`` or ``name:key=value:key=value``, for example ``ring:segments=4`` (see
+`parameter`). The name is unique within its collective. `build` turns (collective, spec, n, root) into a schedule and
+remembers the last ones.
+
+Some algorithms (hierarchical ones, tori) depend on the node layout: their entry says `needs_layout`. `build`, `check`
+and `Algorithm.terms` take the node of every rank as `nodes`; a communicator always gives its own. It is not part of the
+spec. Where such an algorithm gets neither `nodes` nor a parameter that says the layout, it divides the ranks by itself,
+so that it can be looked at.
 """
 
 from __future__ import annotations
@@ -9,10 +15,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from ringleader.algorithms.parameter import SEGMENTS, Parameter, Value, split_spec
 from ringleader.errors import InvalidArgument
 from ringleader.schedule import Collective, Schedule
 
@@ -22,6 +29,7 @@ __all__ = [
     "SEGMENTS",
     "Algorithm",
     "Parameter",
+    "Value",
     "algorithm",
     "algorithm_hash",
     "all_algorithms",
@@ -31,45 +39,17 @@ __all__ = [
     "get",
     "names",
     "parse_spec",
+    "remove",
 ]
 
-Value: TypeAlias = int | str
+Nodes: TypeAlias = tuple[int, ...] | None
 Params: TypeAlias = Mapping[str, Value]
 
 COLLECTIVES: tuple[str, ...] = tuple(collective.value for collective in Collective)
 
 # A transfer takes 29 bytes in the table and more once lowered: this many are about as much as a first call may cost.
-MAX_TRANSFERS = 1 << 22
+MAX_TRANSFERS = 5_000_000
 _CACHED_SCHEDULES = 64
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of an algorithm: an integer within [low, high], or one of `choices`."""
-
-    name: str
-    default: Value
-    summary: str
-    low: int = 1
-    high: int = 1024
-    choices: tuple[str, ...] = ()
-
-    @property
-    def values(self) -> str:
-        """The valid values as text, ``1..1024`` or ``ring|bruck``."""
-        return "|".join(self.choices) if self.choices else f"{self.low}..{self.high}"
-
-    def parse(self, text: str, where: str) -> Value:
-        """Return the value that `text` stands for, or raise InvalidArgument naming `where` and the valid values."""
-        if self.choices:
-            if text in self.choices:
-                return text
-        elif text.isascii() and text.isdigit() and self.low <= int(text) <= self.high:
-            return int(text)
-        raise InvalidArgument(f"{where}: {self.name}={text!r} is not valid; expected {self.values}")
-
-
-SEGMENTS = Parameter("segments", 1, "pieces of every chunk, sent one behind the other (a pipeline)")
 
 
 @dataclass(frozen=True)
@@ -81,7 +61,7 @@ class Algorithm:
     collective, name
         Together unique.
     function
-        ``f(n, root=0, **parameters) -> Schedule``; pure, for every n >= 1.
+        ``f(n, root=0, **parameters) -> Schedule``; pure, for every n >= 1 that `limit` does not exclude.
     summary, reference
         One line each; the reference is the paper or text that the algorithm is known from.
     steps
@@ -95,6 +75,12 @@ class Algorithm:
         ``transfers(n, **parameters)``: about how many rows the table has, kept at most `MAX_TRANSFERS`.
     parameters, aliases
         What a spec may set, and other names that a user may know the algorithm by.
+    limit
+        ``limit(n, **parameters)``: why these parameters are impossible for n ranks, e.g. ``dims=4x4 are 16 ranks``;
+        empty if they are possible.
+    needs_layout
+        The schedule depends on which ranks share a node: all functions above have one more keyword, ``nodes``, a tuple
+        with the node of each rank (nodes numbered in the order of their first ranks), or None if it is not known.
     """
 
     collective: str
@@ -108,15 +94,27 @@ class Algorithm:
     transfers: Callable[..., int]
     parameters: tuple[Parameter, ...] = ()
     aliases: tuple[str, ...] = ()
+    limit: Callable[..., str] | None = None
+    needs_layout: bool = False
 
     @property
     def full_name(self) -> str:
         """``collective/name``."""
         return f"{self.collective}/{self.name}"
 
-    def terms(self, n: int, parameters: Params) -> tuple[float, float]:
-        """(steps, volume) over n ranks, see `steps` and `volume`; one rank alone communicates nothing."""
-        return (self.steps(n, **parameters), self.volume(n, **parameters)) if n > 1 else (0.0, 0.0)
+    def terms(self, n: int, parameters: Params, nodes: Sequence[int] | None = None) -> tuple[float, float]:
+        """(steps, volume) over n ranks, see `steps` and `volume`; one rank alone communicates nothing.
+
+        `nodes` is the node of each rank, shape (n,); only algorithms with `needs_layout` look at it.
+        """
+        if n == 1:
+            return 0.0, 0.0
+        arguments = self.arguments(parameters, nodes)
+        return self.steps(n, **arguments), self.volume(n, **arguments)
+
+    def arguments(self, parameters: Params, nodes: Sequence[int] | None) -> dict[str, Any]:
+        """The keywords with which the entry's functions are called."""
+        return {**parameters, "nodes": _numbered(nodes)} if self.needs_layout else dict(parameters)
 
     @property
     def defaults(self) -> dict[str, Value]:
@@ -139,6 +137,8 @@ def algorithm(
     transfers: Callable[..., int],
     parameters: tuple[Parameter, ...] = (),
     aliases: tuple[str, ...] = (),
+    limit: Callable[..., str] | None = None,
+    needs_layout: bool = False,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Register the decorated function as an algorithm; see `Algorithm` for the arguments.
 
@@ -154,8 +154,9 @@ def algorithm(
             if taken in entries or any(taken in entry.aliases for entry in entries.values()):
                 raise InvalidArgument(f"{collective} already has an algorithm {taken!r}; choose another name")
         entries[name] = Algorithm(
-            collective, name, function, summary, reference, cost, steps, volume, transfers, parameters, aliases
-        )
+            collective, name, function, summary, reference, cost, steps, volume, transfers, parameters, aliases,
+            limit, needs_layout,
+        )  # fmt: skip
         function.__doc__ = _docstring(entries[name])
         return function
 
@@ -183,6 +184,12 @@ def _entries(collective: str) -> dict[str, Algorithm]:
     if entries is None:
         raise InvalidArgument(f"unknown collective {collective!r}; valid ones: {', '.join(COLLECTIVES)}")
     return entries
+
+
+def remove(collective: str, name: str) -> None:
+    """Take an entry out of the registry, and forget what was built of it."""
+    del _entries(collective)[name]
+    _build.cache_clear()
 
 
 def names(collective: str) -> tuple[str, ...]:
@@ -235,12 +242,12 @@ def parse_spec(collective: str, spec: str) -> tuple[Algorithm, dict[str, Value]]
         raise InvalidArgument(
             f"algorithm is {spec!r}; expected a name, one of {', '.join(names(collective))}, with parameters if any"
         )
-    name, *settings = spec.lower().split(":")
+    where = f"{collective} algorithm {spec!r}"
+    name, *settings = split_spec(spec.lower(), where)
     entry = get(collective, name)
     known = {parameter.name: parameter for parameter in entry.parameters}
     values = entry.defaults
     given: set[str] = set()
-    where = f"{collective} algorithm {spec!r}"
     for setting in settings:
         key, equals, text = (part.strip() for part in setting.partition("="))
         if key not in known or not equals:
@@ -249,7 +256,7 @@ def parse_spec(collective: str, spec: str) -> tuple[Algorithm, dict[str, Value]]
         if key in given:
             raise InvalidArgument(f"{where}: {key} is given twice; expected once")
         given.add(key)
-        values[key] = known[key].parse(text, where)
+        values[key] = known[key].parse(text, where, canonical)
     return entry, values
 
 
@@ -262,11 +269,11 @@ def canonical(collective: str, spec: str) -> str:
     ('double_binary_tree:segments=8', 'ring')
     """
     entry, values = parse_spec(collective, spec)
-    changed = [f"{p.name}={values[p.name]}" for p in entry.parameters if values[p.name] != p.default]
+    changed = [f"{p.name}={p.text(values[p.name])}" for p in entry.parameters if values[p.name] != p.default]
     return ":".join([entry.name, *changed])
 
 
-def check(collective: str, spec: str, n: int, root: int = 0) -> None:
+def check(collective: str, spec: str, n: int, root: int = 0, nodes: Sequence[int] | None = None) -> None:
     """Raise InvalidArgument, naming the limit, unless `build` can build this."""
     entry, values = parse_spec(collective, spec)
     if n < 1:
@@ -275,7 +282,15 @@ def check(collective: str, spec: str, n: int, root: int = 0) -> None:
     if not 0 <= root < (n if rooted else 1):
         expected = f"a rank of 0..{n - 1}" if rooted else f"0, because {collective} has no root"
         raise InvalidArgument(f"{collective} with root={root} over n={n} ranks; expected {expected}")
-    rows = entry.transfers(n, **values)
+    if nodes is not None and len(nodes) != n:
+        raise InvalidArgument(
+            f"{collective} over n={n} ranks with nodes={list(nodes)!r}; expected a node for each rank"
+        )
+    arguments = entry.arguments(values, nodes)
+    impossible = entry.limit(n, **arguments) if entry.limit is not None else ""
+    if impossible:
+        raise InvalidArgument(f"{collective} {spec!r} over n={n} ranks: {impossible}")
+    rows = entry.transfers(n, **arguments)
     if rows > MAX_TRANSFERS:
         advice = "use fewer segments or another algorithm" if "segments" in values else "use another algorithm"
         raise InvalidArgument(
@@ -283,7 +298,7 @@ def check(collective: str, spec: str, n: int, root: int = 0) -> None:
         )
 
 
-def build(collective: str, spec: str, n: int, root: int = 0) -> Schedule:
+def build(collective: str, spec: str, n: int, root: int = 0, nodes: Sequence[int] | None = None) -> Schedule:
     """Return the schedule of an algorithm. Schedules are immutable, so the last ones are kept and shared.
 
     Parameters
@@ -296,25 +311,37 @@ def build(collective: str, spec: str, n: int, root: int = 0) -> Schedule:
         Ranks, at least 1.
     root
         For broadcast, reduce, gather and scatter; 0 for the others.
+    nodes
+        Node of each rank, shape (n,), for algorithms that depend on it (`Algorithm.needs_layout`); None: not known.
 
     Raises
     ------
     InvalidArgument
-        Unknown name or parameter (the valid ones are listed), a root out of range, or a schedule over the limit.
+        Unknown name or parameter (the valid ones are listed), a root out of range, parameters that do not fit n,
+        or a schedule over the limit.
 
     Examples
     --------
     >>> build("all_reduce", "ring", 4).steps
     6
     """
-    check(collective, spec, n, root)
-    return _build(str(collective), canonical(collective, spec), n, root)
+    check(collective, spec, n, root, nodes)
+    layout = _numbered(nodes) if parse_spec(collective, spec)[0].needs_layout else None
+    return _build(str(collective), canonical(collective, spec), n, root, layout)
 
 
 @functools.lru_cache(maxsize=_CACHED_SCHEDULES)
-def _build(collective: str, spec: str, n: int, root: int) -> Schedule:
+def _build(collective: str, spec: str, n: int, root: int, nodes: Nodes) -> Schedule:
     entry, values = parse_spec(collective, spec)
-    return entry.function(n, root, **values).with_name(spec)
+    return entry.function(n, root, **entry.arguments(values, nodes)).with_name(spec)
+
+
+def _numbered(nodes: Sequence[int] | None) -> Nodes:
+    """The nodes numbered 0, 1, ... in the order of their first ranks, so that equal layouts are equal."""
+    if nodes is None:
+        return None
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(int(node), len(numbers)) for node in nodes)
 
 
 def algorithm_hash(full_name: str) -> int:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ringleader import __version__
-from ringleader.cli import schedules
+from ringleader.cli import choice, schedules
 from ringleader.cli.bench import make_request, run_bench
 from ringleader.cli.doctor import diagnose
 from ringleader.cli.words import one_of, parse_size
@@ -131,6 +131,7 @@ _Collective = Annotated[
     str | None, typer.Option("--collective", "-c", help="Collective; default: the name's first one.")
 ]
 _Nodes = Annotated[str | None, typer.Option(help="Ranks over nodes: 2x4, or 0,0,1,1. Default: one node.")]
+_Rules = Annotated[Path | None, typer.Option(help="A file of rules. Default: RINGLEADER_RULES.")]
 _Root = Annotated[int, typer.Option("-r", "--root", help="Root rank of rooted collectives.")]
 
 
@@ -181,9 +182,34 @@ def explain(
     nodes: _Nodes = None,
     itemsize: Annotated[int, typer.Option(min=1, max=16, help="Bytes of an element.")] = 4,
     algorithm: Annotated[str | None, typer.Option(help="As if the call asked for it.")] = None,
+    wire: Annotated[str | None, typer.Option(help="As if the call asked for this wire format.")] = None,
+    rules: _Rules = None,
 ) -> None:
-    """Say which algorithm would run and why, and what the others would cost in the model."""
-    schedules.explain(_console(), collective, nbytes, ranks, nodes, itemsize, algorithm)
+    """Say which algorithm would run, by which rule, and what the others would cost in the model."""
+    choice.explain(_console(), collective, nbytes, ranks, nodes, itemsize, algorithm, wire, rules)
+
+
+@app.command()
+def matrix(
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, max=1024, help="Number of ranks.")] = None,
+    nodes: _Nodes = None,
+    rules: _Rules = None,
+) -> None:
+    """Show what the model predicts for every algorithm, protocol and size, and what would be chosen."""
+    choice.show_matrix(_console(), ranks, nodes, rules)
+
+
+@app.command()
+def rules(
+    path: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Default: the built-in rules.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", min=1, max=65536, help="Only rules for so many.")
+    ] = None,
+    nodes: Annotated[str | None, typer.Option(help="Only rules for this layout: 2x4, or 0,0,1,1.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As a file of rules, to start an own one from.")] = False,
+) -> None:
+    """Check a file of rules and show what it says; without a file, the built-in rules."""
+    choice.show_rules(_console(), path, ranks, nodes, as_json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""``verify``, ``algorithms``, ``draw`` and ``explain``: what can be said of an algorithm without running it."""
+"""``verify``, ``algorithms`` and ``draw``: what can be said of an algorithm without running it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ringleader import algorithms, tune
-from ringleader.cli.words import algorithm_specs, collective_name, format_size, parse_range, parse_size
+from ringleader import algorithms
+from ringleader.cli.words import algorithm_specs, collective_name, parse_range
 from ringleader.errors import InvalidArgument
 from ringleader.schedule import Collective, Report, verify
 from ringleader.schedule.draw import draw_svg, draw_text
 from ringleader.schedule.lower import lower
 
-__all__ = ["draw", "explain", "list_algorithms", "parse_nodes", "verify_all"]
+__all__ = ["draw", "list_algorithms", "parse_nodes", "verify_all"]
 
 
 def parse_nodes(text: str | None, n: int | None) -> list[int]:
@@ -153,7 +153,7 @@ def _print_report(console: Console, kind: str, spec: str, report: Report) -> Non
         console.print(f"  - {escape(violation)}", highlight=False, soft_wrap=True)
 
 
-# ------------------------------------------------------------------------------------------------ draw, explain
+# ----------------------------------------------------------------------------------------------------------- draw
 
 
 def draw(
@@ -176,42 +176,3 @@ def draw(
         else:
             text = draw_text(schedule, max(console.width, 40))
             console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def explain(
-    console: Console, collective: str, size: str, n: int | None, nodes: str | None, itemsize: int, algorithm: str | None
-) -> None:
-    """Which algorithm would run, and what the others would cost in the model."""
-    kind, nbytes = collective_name(collective), parse_size(size)
-    layout = parse_nodes(nodes, n)
-    forced = None if algorithm is None else algorithm_specs(kind, algorithm)[0]
-    found = tune.explain(kind, nbytes, len(layout), layout, itemsize, forced=forced)
-    console.print(f"{kind} of {format_size(nbytes)}: {found.request}", highlight=False, soft_wrap=True)
-    choice = found.choice
-    console.print(f"runs [bold]{choice.algorithm}[/bold], {choice.protocol}: {choice.reason}", highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, justify in (
-        ("algorithm", "left"),
-        ("steps", "right"),
-        ("bytes", "right"),
-        ("model us", "right"),
-        ("", "left"),
-    ):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for candidate in found.candidates:
-        cost = candidate.cost
-        chosen = candidate.note.startswith("chosen")
-        row = (
-            candidate.algorithm,
-            f"{cost.steps:.0f}",
-            f"{cost.nbytes:.0f}",
-            f"{cost.seconds * 1e6:.1f}",
-            candidate.note,
-        )
-        table.add_row(*map(escape, row), style="bold" if chosen else "")
-    console.print(table)
-    console.print(
-        "The model compares orders of magnitude. The built-in choice comes from rules; `ringleader bench "
-        "--algorithm all` measures.",
-        style="dim", highlight=False,
-    )  # fmt: skip

@@ -67,6 +67,14 @@ def _choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def _protocols(value: str) -> str:
+    from ringleader.tune import parse_proto  # not at the top: settings are read before anything heavier is needed
+
+    text = _text(value).lower()
+    parse_proto(text)
+    return text
+
+
 def _integer(low: int, high: int) -> Callable[[str], int]:
     def parse(value: str) -> int:
         number = int(value)
@@ -129,10 +137,17 @@ class Setting:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("ALGO", _text, "name of an algorithm", "chosen by the tuner", "Force one algorithm wherever it applies."),
     Setting(
-        "PROTO", _choice("auto", "pull", "push"), "auto, pull or push", "auto",
+        "ALGO", _text, "algorithms, `^` before them: all but these", "chosen by rules",
+        "What may be chosen, per collective: `ring,tree;broadcast:binomial` (docs/selection.md).",
+    ),
+    Setting(
+        "PROTO", _protocols, "auto, pull or push, per collective as in ALGO", "auto",
         "Who moves data in shared memory: the reader (pull) or the writer (push).",
+    ),
+    Setting(
+        "RULES", _text, "path of a file of rules", "none",
+        "Rules that come before the tuner's and the built-in ones (docs/selection.md); rank 0 reads it for all.",
     ),
     Setting(
         "WIRE", _choice("f32", "bf16", "f16", "int8", "onebit"), "f32, bf16, f16, int8 or onebit", "f32",
@@ -258,8 +273,9 @@ class Config:
     """
 
     algo: str | None = None
-    proto: str = "auto"
-    wire: str = "f32"
+    proto: str | None = None
+    rules: str | None = None
+    wire: str | None = None
     transport: str = "auto"
     shm_disable: bool = False
     socket_ifname: str | None = None

@@ -9,6 +9,8 @@ import ipaddress
 import secrets
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,7 +21,7 @@ from ringleader.runtime.addresses import check_interface_choice, listen_addresse
 from ringleader.runtime.config import Config, logger, setup_logging
 from ringleader.runtime.environment import Launch, detect
 from ringleader.runtime.filestore import FileStore
-from ringleader.runtime.store import LocalStore, PrefixStore, Store, TorchStore
+from ringleader.runtime.store import LocalStore, PrefixStore, Store, StoreLost, TorchStore
 from ringleader.runtime.storeserver import TcpStoreServer
 from ringleader.runtime.tcpstore import TcpStoreClient
 
@@ -110,6 +112,18 @@ def open_job(
     launch = detect(environ, rank=rank, size=size, address=address)
     check_interface_choice(config)  # a wrong one is an error now, on every rank that has it
     given = _given_secret(secret, config)
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            return _open(launch, config, store, given, max(0.0, deadline - time.monotonic()))
+        except StoreLost:
+            # Rank 0 still served the store of its previous job, which this process has left already. It cannot have put
+            # the new job's secret there, so whoever was early notices here at the latest.
+            if store is not None or time.monotonic() >= deadline:
+                raise
+
+
+def _open(launch: Launch, config: Config, store: Any, given: bytes | None, limit: float) -> Job:
     with contextlib.ExitStack() as stack:
         shared = _open_store(launch, store, given, limit, stack)
         # A store may outlive this job (torchrun's, or one that was passed): a second init() must not see old keys.
@@ -184,13 +198,27 @@ def _open_store(launch: Launch, store: Any, secret: bytes | None, timeout: float
     if launch.master_addr is not None:
         return _tcp_store(launch, secret, timeout, stack)
     if launch.one_host and launch.launcher != "arguments":
-        files = FileStore(launch.job_id, launch.rank, timeout)
+        files = FileStore(f"{launch.job_id}/{_next_directory(launch)}", launch.rank, timeout)
         stack.callback(files.close)
         return files
     raise InvalidArgument(
         f"rank {launch.rank} of {launch.size} has no meeting point (from: {launch.launcher}); give master_addr= or "
         "store=, or set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port there"
     )
+
+
+_directories: Counter[tuple[str, int]] = Counter()
+_counting = threading.Lock()
+
+
+def _next_directory(launch: Launch) -> int:
+    """How many stores in directories this process has opened for its rank of the job.
+
+    Every init() has a directory of its own: a rank may be in the next one while another has not left the previous one.
+    """
+    with _counting:
+        _directories[launch.job_id, launch.rank] += 1
+        return _directories[launch.job_id, launch.rank]
 
 
 def _wrapped(store: Any) -> Store:

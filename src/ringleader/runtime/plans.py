@@ -6,6 +6,7 @@ lowered schedules have bounded caches of their own. So memory stays flat however
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from dataclasses import replace
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from ringleader import _core, algorithms, tune
-from ringleader.runtime.config import Config, logger
+from ringleader.runtime.config import SUBSYSTEMS, Config, logger
 from ringleader.runtime.dtypes import ReduceOp
 from ringleader.runtime.wire import WIRE_CODES, effective
 from ringleader.schedule import Collective
@@ -81,7 +82,7 @@ class Request(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What ran: algorithm, protocol and wire format of a call, the number of windows it ran in, and why."""
+    """What ran: algorithm, protocol, wire format and channels of a call, the number of windows it ran in, and why."""
 
     collective: str
     algorithm: str
@@ -90,11 +91,13 @@ class Choice(NamedTuple):
     windows: int
     reason: str
     wire: str = "f32"
+    channels: int = 0
 
     def __str__(self) -> str:
         wire = "" if self.wire == "f32" else f", {self.wire} between nodes"
+        channels = f", {self.channels} channels" if self.channels else ""
         windows = f", {self.windows} windows" if self.windows > 1 else ""
-        how = f"{self.algorithm} ({self.protocol}{wire}{windows})"
+        how = f"{self.algorithm} ({self.protocol}{channels}{wire}{windows})"
         return f"{self.collective} of {self.nbytes} bytes: {how} because {self.reason}"
 
 
@@ -116,15 +119,44 @@ class Planner:
         Node number of every rank.
     config
         Its ``algo`` and ``proto`` limit the choice; ``wire`` is the format of reductions that ask for none.
+    rules
+        Sets of rules that come before the built-in ones: the rules file's, then the tuner's. Equal on all ranks.
+    model
+        Decides where no rule does. Equal on all ranks.
     """
 
-    def __init__(self, core: _core.Communicator, nodes: Sequence[int], config: Config) -> None:
+    def __init__(
+        self,
+        core: _core.Communicator,
+        nodes: Sequence[int],
+        config: Config,
+        rules: Sequence[tune.RuleSet] = (),
+        model: tune.Model = tune.DEFAULT,
+    ) -> None:
         self._core = core
         self._nodes = tuple(nodes)
         self._wire = config.wire
-        self._limits = {"RINGLEADER_ALGO": config.algo or "", "RINGLEADER_PROTO": config.proto.replace("auto", "")}
+        self._sets = tuple(rules)
+        self._model = model
+        proto = "" if config.proto in (None, "auto") else config.proto
+        self._limits = {"RINGLEADER_ALGO": config.algo or "", "RINGLEADER_PROTO": proto}
         self._plans: LruCache[Request, Planned] = LruCache(PLAN_CACHE_SIZE)
-        self._announced: LruCache[tuple[str, str, str, str], bool] = LruCache(256)
+        self._announced: LruCache[tuple[object, ...], bool] = LruCache(256)
+        if core.rank == 0:
+            self._report(config)
+
+    def _report(self, config: Config) -> None:
+        """What a user should know at the start: rules that are for other jobs, and on demand all predictions."""
+        for rules in self._sets:
+            if not rules.concerns(self._nodes):
+                log.warning(
+                    "%s: none of its %d rules is for a group of %d ranks on %d nodes; they change nothing here",
+                    rules.source, len(rules.rules), len(self._nodes), len(set(self._nodes)),
+                )  # fmt: skip
+        # With all subsystems on, a table of a hundred lines would hide what else INFO has to say.
+        wanted = logging.INFO if config.debug_subsys != SUBSYSTEMS else logging.DEBUG
+        if len(self._nodes) > 1 and config.debug is not None and log.isEnabledFor(wanted):
+            log.log(wanted, "%s", tune.matrix(self._nodes, env=self._limits, rules=self._sets, model=self._model))
 
     def plan(self, request: Request) -> Planned:
         """The plan for `request`.
@@ -142,24 +174,43 @@ class Planner:
 
     def _build(self, request: Request) -> Planned:
         collective, count, code, itemsize, op, root, algorithm, shape, asked = request
-        wire = effective(asked, self._wire, collective, code, self._nodes)
-        nbytes = count * itemsize * (len(self._nodes) if collective.blocked else 1)
         n = len(self._nodes)
-        chosen = tune.select(collective.value, nbytes, n, self._nodes, itemsize, forced=algorithm, env=self._limits)
-        schedule = algorithms.build(collective.value, chosen.algorithm, n, root)
+        nbytes = count * itemsize * (n if collective.blocked else 1)
+        wire, ruled = self._wire_of(collective, nbytes, code, asked)
+        chosen = tune.select(
+            collective.value, nbytes, n, self._nodes, itemsize, forced=algorithm, env=self._limits, rules=self._sets,
+            wire=wire, model=self._model,
+        )  # fmt: skip
+        schedule = algorithms.build(collective.value, chosen.algorithm, n, root, self._nodes)
+        if chosen.channels > 1:
+            schedule = schedule.split(chosen.channels)
         lowered = lower(schedule, self._nodes, push=chosen.protocol != "pull", wire=wire != "f32")
-        # The protocol decides who copies, so ranks that differ in it must not meet: it is part of the fingerprint.
-        identity = algorithms.algorithm_hash(f"{chosen.algorithm}/{chosen.protocol}")
+        # The protocol decides who copies, so ranks that differ in it must not meet: it is part of the fingerprint. So is
+        # the schedule itself: under one name, a user's algorithm or file might differ from rank to rank.
+        channels = f"/channels={chosen.channels}" if chosen.channels > 1 else ""
+        identity = algorithms.algorithm_hash(f"{chosen.algorithm}/{chosen.protocol}{channels}/{schedule.fingerprint}")
         operation, factor = (NO_OP, 1.0) if op is None else (op.code, op.factor)
         plan = self._core.plan(
             lowered, collective.code, count, code, operation, root, identity, shape, factor, WIRE_CODES[wire]
         )
-        choice = Choice(collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, chosen.reason, wire)
+        reason = "; ".join(filter(None, (chosen.reason, ruled)))
+        choice = Choice(
+            collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, reason, wire, chosen.channels
+        )
         self._announce(choice)
         return Planned(plan, choice)
 
+    def _wire_of(self, collective: Collective, nbytes: int, code: int, asked: str | None) -> tuple[str, str]:
+        """The format of a call's messages, and what to say if a rule decided it."""
+        default, why = self._wire, ""
+        if asked is None and default is None:
+            found = tune.select_wire(collective.value, nbytes, self._nodes, self._sets)
+            default, why = ("f32", "") if found is None else (found[0], f"wire by {found[1]}")
+        wire = effective(asked, default or "f32", collective, code, self._nodes)
+        return wire, why if wire == default else ""
+
     def _announce(self, choice: Choice) -> None:
-        key = (choice.collective, choice.algorithm, choice.protocol, choice.wire)
+        key = (choice.collective, choice.algorithm, choice.protocol, choice.wire, choice.channels)
         if self._announced.get(key) is None:
             self._announced.put(key, True)
             log.info("rank %d: %s", self._core.rank, choice)
@@ -168,10 +219,14 @@ class Planner:
         self, collective: str, nbytes: int, itemsize: int, algorithm: str | None, wire: str | None = None
     ) -> tune.Explanation:
         """What would run for float32 elements, among which candidates."""
+        algorithms.names(collective)  # raises if there is no such collective
         n = len(self._nodes)
-        found = tune.explain(collective, nbytes, n, self._nodes, itemsize, forced=algorithm, env=self._limits)
-        used = effective(wire, self._wire, Collective(collective), 0, self._nodes)
-        return found if used == "f32" else replace(found, request=f"{found.request}, {used} between nodes")
+        used, why = self._wire_of(Collective(collective), nbytes, 0, wire)
+        found = tune.explain(
+            collective, nbytes, n, self._nodes, itemsize, forced=algorithm, env=self._limits, rules=self._sets,
+            wire=used, model=self._model,
+        )  # fmt: skip
+        return replace(found, request=f"{found.request} ({why})") if why else found
 
     def clear(self) -> None:
         """Forget all plans."""

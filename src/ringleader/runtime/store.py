@@ -12,7 +12,11 @@ from typing import Any, Protocol
 
 from ringleader.errors import CollectiveTimeout, RendezvousError
 
-__all__ = ["LocalStore", "PrefixStore", "Store", "TorchStore", "backoff", "ranks_text", "wait_for_ranks"]
+__all__ = ["LocalStore", "PrefixStore", "Store", "StoreLost", "TorchStore", "backoff", "ranks_text", "wait_for_ranks"]
+
+
+class StoreLost(RendezvousError):
+    """The store is gone, with the process that served it."""
 
 
 class Store(Protocol):

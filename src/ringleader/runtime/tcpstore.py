@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ringleader.errors import ClosedError, CollectiveTimeout, RendezvousError
 from ringleader.runtime.environment import format_hostport
 from ringleader.runtime.handshake import AuthenticationError, Hello, Purpose, converse, initiating
+from ringleader.runtime.store import StoreLost
 from ringleader.runtime.storeserver import (
     ADD,
     BAD,
@@ -140,7 +141,7 @@ class TcpStoreClient:
             raise CollectiveTimeout(f"key {key!r} was not set within {timeout:.1f} s") from None
         except (OSError, EOFError) as error:
             sock.close()
-            raise RendezvousError(
+            raise StoreLost(
                 f"lost the store at {self._where} ({error}); did the process that serves it (rank 0) end?", (0,)
             ) from error
         except BaseException:

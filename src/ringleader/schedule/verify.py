@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.errors import ScheduleError
+from ringleader.errors import ScheduleError, VerificationError
 from ringleader.schedule.lower import lower_uncached
 from ringleader.schedule.replay import DRAWS, EXTRA, MIX, PRIME, WEIGHT, Replay, Required, required
 from ringleader.schedule.spec import check_spec
@@ -99,11 +99,11 @@ class Report:
 
         Raises
         ------
-        ScheduleError
+        VerificationError
             With the violations.
         """
         if self.violations:
-            raise ScheduleError(f"{self.schedule!r} is wrong: " + "; ".join(self.violations))
+            raise VerificationError(f"{self.schedule!r} is wrong: " + "; ".join(self.violations))
         return self
 
     def __str__(self) -> str:

@@ -6,10 +6,24 @@ well, for a source tree that is only on the path.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch.distributed as _distributed  # noqa: F401 - `register` looks for it
 
+from ringleader.torch.launch import init_process_group
 from ringleader.torch.register import register
+
+if TYPE_CHECKING:
+    from ringleader.executors.torch_p2p import run
 
 register()
 
-__all__ = ["register"]
+__all__ = ["init_process_group", "register", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":  # not before it is used: its module imports torch, which imports this one
+        from ringleader.executors.torch_p2p import run
+
+        return run
+    raise AttributeError(f"module 'ringleader.torch' has no attribute {name!r}")

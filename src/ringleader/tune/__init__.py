@@ -1,18 +1,35 @@
 """Which algorithm and protocol a call uses: rules, cost model, and the environment's say."""
 
+from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import Cost, predict
-from ringleader.tune.grammar import PROTOCOLS, parse_algo, parse_proto
-from ringleader.tune.select import Candidate, Choice, Explanation, explain, select
+from ringleader.tune.explain import Candidate, Explanation, explain
+from ringleader.tune.grammar import parse_algo, parse_proto
+from ringleader.tune.matrix import matrix
+from ringleader.tune.model import DEFAULT, Model
+from ringleader.tune.rulefile import dumps, load, loads
+from ringleader.tune.rules import PROTOCOLS, Range, Rule, RuleSet
+from ringleader.tune.select import Choice, select, select_wire
 
 __all__ = [
+    "BUILT_IN",
+    "DEFAULT",
     "PROTOCOLS",
     "Candidate",
     "Choice",
     "Cost",
     "Explanation",
+    "Model",
+    "Range",
+    "Rule",
+    "RuleSet",
+    "dumps",
     "explain",
+    "load",
+    "loads",
+    "matrix",
     "parse_algo",
     "parse_proto",
     "predict",
     "select",
+    "select_wire",
 ]

@@ -1,41 +1,49 @@
-"""The grammar of RINGLEADER_ALGO and RINGLEADER_PROTO, which is NCCL's with parameters added.
+"""The grammar of RINGLEADER_ALGO and RINGLEADER_PROTO: NCCL's, with parameters and conditions added.
 
 ::
 
     value      = entry *(";" entry)
-    entry      = [collective ":"] ["^"] item *("," item)
+    entry      = [collective ["[" condition *("," condition) "]"] ":"] ["^"] item *("," item)
+    condition  = name "=" value                   as in a file of rules: layout, ranks, nodes, ranks_per_node, even,
+                                                  bytes, wire_bytes
     item       = name *(":" key "=" value)        (RINGLEADER_ALGO)
                | "push" | "pull" | "auto"         (RINGLEADER_PROTO; auto is either)
 
 ``ring,tree;broadcast:binomial;reduce:^chain`` allows two algorithms for all_reduce, one for broadcast and all but one
-for reduce. Only the first entry may lack its collective: in RINGLEADER_ALGO it is then about all_reduce, in
-RINGLEADER_PROTO about every collective that has no entry of its own. Case does not matter, nor do blanks around items.
-Anything unknown is an error that lists the valid words.
+for reduce; ``all_reduce[bytes=0-64K]:one_shot`` one for small data. The first entry of a collective that fits decides.
+Only the first entry may lack its collective: in RINGLEADER_ALGO it is then about all_reduce, in RINGLEADER_PROTO about
+every collective that has no entry of its own. Case does not matter, nor do blanks around items. Anything unknown is an
+error that lists the valid words.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
-from ringleader.algorithms import COLLECTIVES, canonical, get, names
+from ringleader.algorithms import COLLECTIVES, names
 from ringleader.errors import InvalidArgument
+from ringleader.tune.conditions import CONDITIONS, Conditions, Situation, unknown_word
+from ringleader.tune.rules import PROTOCOLS, known, unparametrised
 
-__all__ = ["ALGO", "PROTO", "PROTOCOLS", "Selection", "parse_algo", "parse_proto"]
+__all__ = ["ALGO", "PROTO", "Selection", "parse_algo", "parse_proto", "selected"]
 
 ALGO = "RINGLEADER_ALGO"
 PROTO = "RINGLEADER_PROTO"
-PROTOCOLS = ("push", "pull")
+_MOST = 1 << 16  # characters: no value that a person writes is longer
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What one entry allows: the listed items, or with `exclude` all but these."""
+    """What one entry allows: the listed items, or with `exclude` all but these; `where`: for which requests."""
 
     items: tuple[str, ...]
     exclude: bool = False
+    where: Conditions | None = None
 
     def allows(self, item: str) -> bool:
         """Whether an algorithm's name or a protocol is among those allowed; parameters do not matter."""
@@ -47,93 +55,157 @@ class Selection:
         return tuple(item for item in everything if self.allows(item)) if self.exclude else self.items
 
 
+def selected(parsed: Mapping[str, tuple[Selection, ...]], situation: Situation) -> Selection | None:
+    """The first entry for a request, or None.
+
+    Examples
+    --------
+    >>> parsed = parse_algo("all_reduce[bytes=0-64K]:one_shot;all_reduce:ring")
+    >>> [selected(parsed, Situation("all_reduce", size, (0, 1))).items for size in (8, 1 << 20)]
+    [('one_shot',), ('ring',)]
+    """
+    entries = parsed.get(situation.collective, ())
+    return next((entry for entry in entries if entry.where is None or entry.where.fits(situation)), None)
+
+
+# ------------------------------------------------------------------------------------------------ entries
+
+
+class _Entry(NamedTuple):
+    where: Conditions | None
+    items: list[str]
+    exclude: bool
+
+
 def _collective(word: str) -> str | None:
     """The collective that a word means, with or without its underscores (``allreduce``), or None."""
     plain = word.strip().lower().replace("_", "").replace("-", "")
     return next((collective for collective in COLLECTIVES if collective.replace("_", "") == plain), None)
 
 
-def _entries(variable: str, text: str, unprefixed: str) -> dict[str, tuple[list[str], bool]]:
-    """Split a value into entries: collective (or `unprefixed`) -> (items, excluded or not)."""
-    entries: dict[str, tuple[list[str], bool]] = {}
+def _conditions(collective: str, text: str, whole: str) -> Conditions:
+    """What stands between the brackets after a collective."""
+    fields = {}
+    for condition in text.split(","):
+        name, equals, value = (part.strip() for part in condition.partition("="))
+        if not equals or name.lower() not in CONDITIONS:
+            hint = unknown_word("condition", name, CONDITIONS) if name else "a condition is name=value"
+            raise InvalidArgument(f"{whole}: {condition.strip()!r} in brackets: {hint}")
+        field, read = CONDITIONS[name.lower()]
+        if field in fields:
+            raise InvalidArgument(f"{whole}: condition {name} is given twice; expected once")
+        try:
+            fields[field] = read(value)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{whole}: condition {name}: {error}") from None
+    try:
+        return Conditions(collective, **fields)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{whole}: {error}") from None
+
+
+def _entries(variable: str, text: str, unprefixed: str) -> dict[str, list[_Entry]]:
+    """Split a value into entries: collective (or `unprefixed`) -> its entries in order."""
+    if len(text) > _MOST:
+        raise InvalidArgument(f"{variable} has {len(text)} characters; expected at most {_MOST}: use a file of rules")
+    entries: dict[str, list[_Entry]] = {}
     for index, entry in enumerate(text.split(";")):
         head, colon, rest = entry.partition(":")
-        collective = _collective(head) if colon else None
-        if collective is None and index > 0:
+        word, conditions = head, None
+        if bracketed := re.fullmatch(r"\s*([\w\s-]*)\[([^\[\]]*)\]\s*", head):
+            word, conditions = bracketed[1], bracketed[2]
+        collective = _collective(word) if colon else None
+        if collective is None and (index > 0 or conditions is not None):
             raise InvalidArgument(
                 f"{variable}={text!r}: entry {entry.strip()!r} must begin with a collective and ':' (only the first "
                 f"need not); valid collectives: {', '.join(COLLECTIVES)}"
             )
         key = collective or unprefixed
+        where = None if conditions is None else _conditions(key, conditions, f"{variable}={text!r}")
         items = (entry if collective is None else rest).strip()
         exclude = items.startswith("^")
-        if key in entries:
-            raise InvalidArgument(f"{variable}={text!r} has two entries for {key}; join their items with ','")
-        entries[key] = [item.strip() for item in items.removeprefix("^").split(",")], exclude
+        if any(earlier.where in (None, where) for earlier in entries.get(key, ())):
+            raise InvalidArgument(
+                f"{variable}={text!r} has two entries for {key if where is None else where.head}; join their items "
+                "with ',', and put entries with conditions before the one without"
+            )
+        words = [item.strip() for item in items.removeprefix("^").split(",")]
+        entries.setdefault(key, []).append(_Entry(where, words, exclude))
     return entries
 
 
+# ------------------------------------------------------------------------------------------------ the two variables
+
+
 @functools.lru_cache(maxsize=64)
-def parse_algo(text: str) -> Mapping[str, Selection]:
+def parse_algo(text: str) -> Mapping[str, tuple[Selection, ...]]:
     """Parse the value of RINGLEADER_ALGO: what is allowed, per collective. Blank text says nothing.
 
     Raises
     ------
     InvalidArgument
-        A word is unknown, a collective has two entries, or an exclusion leaves nothing.
+        A word is unknown, an entry can never be reached, or an exclusion leaves nothing.
 
     Examples
     --------
-    >>> parse_algo("ring,tree;broadcast:binomial")["all_reduce"].items
+    >>> parse_algo("ring,tree;broadcast:binomial")["all_reduce"][0].items
     ('ring', 'double_binary_tree')
     """
-    result: dict[str, Selection] = {}
-    for collective, (items, exclude) in (_entries(ALGO, text, "all_reduce") if text.strip() else {}).items():
-        try:
-            if exclude:
-                specs = [get(collective, item).name for item in items]
-            else:
-                specs = [canonical(collective, item) for item in items]
-        except InvalidArgument as error:
-            also = (
-                f"; or begin with a collective and ':' ({', '.join(COLLECTIVES)})"
-                if items[0] == text.split(",")[0]
-                else ""
-            )
-            raise InvalidArgument(f"{ALGO}={text!r}: {error}{also}") from None
-        result[collective] = Selection(tuple(dict.fromkeys(specs)), exclude)
-        if not result[collective].filter(names(collective)):
-            raise InvalidArgument(f"{ALGO}={text!r} leaves no algorithm for {collective}; exclude fewer")
+    result: dict[str, tuple[Selection, ...]] = {}
+    for collective, entries in (_entries(ALGO, text, "all_reduce") if text.strip() else {}).items():
+        result[collective] = tuple(_algorithms(collective, entry, text) for entry in entries)
     return MappingProxyType(result)
 
 
+def _algorithms(collective: str, entry: _Entry, text: str) -> Selection:
+    try:
+        if entry.exclude:
+            specs = [unparametrised(collective, item) for item in entry.items]
+        else:
+            specs = [known(collective, item) for item in entry.items]
+    except InvalidArgument as error:
+        first = entry.items[0] == text.split(",")[0]
+        also = f"; or begin with a collective and ':' ({', '.join(COLLECTIVES)})" if first else ""
+        raise InvalidArgument(f"{ALGO}={text!r}: {error}{also}") from None
+    selection = Selection(tuple(dict.fromkeys(specs)), entry.exclude, entry.where)
+    if not selection.filter(names(collective)):
+        raise InvalidArgument(f"{ALGO}={text!r} leaves no algorithm for {collective}; exclude fewer")
+    return selection
+
+
 @functools.lru_cache(maxsize=64)
-def parse_proto(text: str) -> Mapping[str, Selection]:
+def parse_proto(text: str) -> Mapping[str, tuple[Selection, ...]]:
     """Parse the value of RINGLEADER_PROTO: what is allowed, per collective. Blank text says nothing.
 
     Raises
     ------
     InvalidArgument
-        A word is unknown, a collective has two entries, or an exclusion leaves nothing.
+        A word is unknown, an entry can never be reached, or an exclusion leaves nothing.
 
     Examples
     --------
     >>> chosen = parse_proto("push;broadcast:pull")
-    >>> chosen["broadcast"].items, chosen["gather"].items
+    >>> chosen["broadcast"][0].items, chosen["gather"][0].items
     (('pull',), ('push',))
     """
-    result: dict[str, Selection] = {}
-    for key, (items, exclude) in (_entries(PROTO, text, "") if text.strip() else {}).items():
-        protocols = PROTOCOLS if [item.lower() for item in items] == ["auto"] else tuple(item.lower() for item in items)
-        for protocol in protocols:
-            if protocol not in PROTOCOLS:
-                raise InvalidArgument(
-                    f"{PROTO}={text!r}: unknown word {protocol!r}; valid protocols: {', '.join(PROTOCOLS)}, "
-                    f"valid collectives before ':': {', '.join(COLLECTIVES)}"
-                )
-        selection = Selection(protocols, exclude)
-        if not selection.filter(PROTOCOLS):
-            raise InvalidArgument(f"{PROTO}={text!r} leaves no protocol; exclude fewer of {', '.join(PROTOCOLS)}")
+    result: dict[str, tuple[Selection, ...]] = {}
+    for key, entries in (_entries(PROTO, text, "") if text.strip() else {}).items():
+        selections = tuple(_protocols(entry, text) for entry in entries)
         for collective in [key] if key else COLLECTIVES:
-            result[collective] = selection  # the entry without a collective comes first, so others override it
+            result[collective] = selections  # the entry without a collective comes first, so others override it
     return MappingProxyType(result)
+
+
+def _protocols(entry: _Entry, text: str) -> Selection:
+    words = tuple(item.lower() for item in entry.items)
+    protocols = PROTOCOLS if words == ("auto",) else words
+    for protocol in protocols:
+        if protocol not in PROTOCOLS:
+            raise InvalidArgument(
+                f"{PROTO}={text!r}: unknown word {protocol!r}; valid protocols: {', '.join(PROTOCOLS)}, "
+                f"valid collectives before ':': {', '.join(COLLECTIVES)}"
+            )
+    selection = Selection(protocols, entry.exclude, entry.where)
+    if not selection.filter(PROTOCOLS):
+        raise InvalidArgument(f"{PROTO}={text!r} leaves no protocol; exclude fewer of {', '.join(PROTOCOLS)}")
+    return selection

@@ -1,157 +1,200 @@
-"""The built-in rules: which algorithm and protocol for which collective, layout, number of ranks and size.
+"""Rules: one line says for which requests it is, and what they use. Everybody's choices are written in them.
 
-The first rule that fits decides. This table is the only place with thresholds.
+The built-in defaults (`builtin`), a rules file (`rulefile`), the tuner's table and rules imported from other libraries
+are all a `RuleSet`. The first rule that fits a request and says something about an aspect (the algorithm, the
+protocol, the wire format) decides that aspect; what a set leaves open, the next set decides. So a choice depends on
+the request and the rules only, and all ranks agree without talking.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
-from ringleader.algorithms import check, get
+from ringleader.algorithms import canonical, get, names
 from ringleader.errors import InvalidArgument
+from ringleader.tune.conditions import (
+    ANY,
+    LAYOUTS,
+    WIRES,
+    Conditions,
+    Range,
+    Situation,
+    layout_of,
+    nearest,
+    unknown_word,
+)  # fmt: skip
 
-__all__ = ["LAYOUTS", "RULES", "Rule", "fitting", "layout_of"]
+__all__ = [
+    "ANY", "LAYOUTS", "MAX_CHANNELS", "PROTOCOLS", "REDUCTIONS", "WIRES", "Conditions", "Range", "Rule", "RuleSet",
+    "Situation", "known", "layout_of", "unknown_word", "unparametrised",
+]  # fmt: skip
 
-KIB, MIB = 1 << 10, 1 << 20
-ANY = 1 << 62
-
-LAYOUTS = ("shm", "net", "mixed")
-MAX_SEGMENTS = 8
-
-# Chunks of the unsegmented algorithm; all others that can be segmented have one per rank.
-_FEW_CHUNKS = {"chain": 1, "double_binary_tree": 2}
+PROTOCOLS: Final = ("push", "pull")
+# Only these take a wire format from a rule: moving data is exact unless the call itself asks for less.
+REDUCTIONS: Final = ("all_reduce", "reduce", "reduce_scatter")
+MAX_CHANNELS: Final = 64
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One line of the table.
+class Rule(Conditions):
+    """For which requests, and what they use.
 
     Attributes
     ----------
-    layouts
-        ``shm`` (one node), ``net`` (each rank on a node of its own), ``mixed``, joined by blanks.
-    ranks, nbytes
-        Most ranks, and most bytes of the whole data (all blocks together), that it is for.
-    algorithm, protocol
-        What it chooses.
-    piece
+    collective, layouts, ranks, nodes, ranks_per_node, even, nbytes, wire_bytes
+        For which requests, see `Conditions`.
+    algorithm
+        Canonical spec; ``^`` and names joined by commas: none of these, whoever decides; empty: this rule leaves it
+        open.
+    protocol
+        ``push``, ``pull``; empty: left open.
+    channels
+        Copies of the algorithm side by side on slices of the data, each on a channel (connection) of its own; 0: as
+        the algorithm is.
+    segment
         If not 0, chunks are cut into segments of about so many bytes (at most 8 segments), so that sending one overlaps
-        reducing another.
-    """
+        reducing another: it sets the algorithm's parameter ``segments``. Bytes as they travel.
+    wire
+        A format of docs/wire.md for float32 between nodes, where neither the call nor RINGLEADER_WIRE says one;
+        empty: left open.
+    line
+        Where it was read; not part of the rule.
 
-    collective: str
-    layouts: str
-    ranks: int
-    nbytes: int
-    algorithm: str
-    protocol: str
-    piece: int = 0
-
-    def spec(self, nbytes: int, n: int, itemsize: int) -> str:
-        """The algorithm with its number of segments, a power of two."""
-        if not self.piece:
-            return self.algorithm
-        chunk = nbytes // _FEW_CHUNKS.get(self.algorithm, n)
-        wanted = min(chunk // max(self.piece, itemsize), MAX_SEGMENTS)
-        segments = 1 << (wanted.bit_length() - 1) if wanted > 0 else 1
-        while segments > 1 and not _buildable(self.collective, f"{self.algorithm}:segments={segments}", n):
-            segments //= 2
-        return f"{self.algorithm}:segments={segments}"
-
-
-# fmt: off
-RULES: tuple[Rule, ...] = (
-    #    collective        layouts      ranks    bytes      algorithm             protocol  piece
-    Rule("all_reduce",     "shm",           4,  16 * KIB, "one_shot",             "push"),
-    Rule("all_reduce",     "shm",          16,   8 * KIB, "one_shot",             "push"),
-    Rule("all_reduce",     "shm",         128,       512, "one_shot",             "push"),
-    Rule("all_reduce",     "shm",         ANY,       ANY, "two_shot",             "push"),
-    # With two ranks one exchange moves no more bytes than two halves, and needs one synchronisation instead of two.
-    Rule("all_reduce",     "net",           2,       ANY, "one_shot",             "push"),
-    Rule("all_reduce",     "net mixed",   ANY,  32 * KIB, "recursive_doubling",   "push"),
-    Rule("all_reduce",     "net mixed",   ANY, 256 * KIB, "rabenseifner",         "push"),
-    Rule("all_reduce",     "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
-    Rule("all_reduce",     "shm net mixed", ANY,     ANY, "rabenseifner",         "push"),
-
-    Rule("reduce_scatter", "shm",         ANY,       ANY, "direct",               "pull"),
-    Rule("reduce_scatter", "net mixed",     2,       ANY, "direct",               "push", 256 * KIB),
-    Rule("reduce_scatter", "net mixed",   ANY, 256 * KIB, "recursive_halving",    "push"),
-    Rule("reduce_scatter", "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
-    Rule("reduce_scatter", "shm net mixed", ANY,     ANY, "recursive_halving",    "push"),
-
-    Rule("all_gather",     "shm",         ANY,       ANY, "direct",               "pull"),
-    Rule("all_gather",     "net mixed",     2,       ANY, "direct",               "push", 256 * KIB),
-    Rule("all_gather",     "net mixed",   ANY, 256 * KIB, "bruck",                "push"),
-    Rule("all_gather",     "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
-    Rule("all_gather",     "shm net mixed", ANY,     ANY, "bruck",                "push"),
-
-    Rule("broadcast",      "shm",         ANY,       ANY, "linear",               "pull"),
-    Rule("broadcast",      "net mixed",     2,       ANY, "linear",               "push"),
-    Rule("broadcast",      "net mixed",   ANY, 128 * KIB, "binomial",             "push"),
-    Rule("broadcast",      "net mixed",   ANY,       ANY, "chain",                "push", 64 * KIB),
-
-    Rule("reduce",         "shm",         ANY,  16 * KIB, "linear",               "push"),
-    Rule("reduce",         "shm",         ANY,       ANY, "two_shot",             "push"),
-    Rule("reduce",         "net mixed",     2,       ANY, "chain",                "push", 256 * KIB),
-    Rule("reduce",         "net mixed",   ANY, 128 * KIB, "binomial",             "push"),
-    Rule("reduce",         "net mixed",   ANY,       ANY, "chain",                "push", 64 * KIB),
-    Rule("reduce",         "shm net mixed", ANY,     ANY, "binomial",             "push"),
-
-    Rule("gather",         "shm",         ANY,       ANY, "linear",               "push"),
-    Rule("gather",         "net mixed",   ANY,  64 * KIB, "binomial",             "push"),
-    Rule("gather",         "net mixed",   ANY,       ANY, "linear",               "push"),
-
-    Rule("scatter",        "shm",         ANY,       ANY, "linear",               "pull"),
-    Rule("scatter",        "net mixed",   ANY,  64 * KIB, "binomial",             "push"),
-    Rule("scatter",        "net mixed",   ANY,       ANY, "linear",               "push"),
-
-    Rule("all_to_all",     "shm",         ANY,       ANY, "direct",               "pull"),
-    Rule("all_to_all",     "net mixed",     8,       ANY, "direct",               "push"),
-    Rule("all_to_all",     "net mixed",   256,  16 * KIB, "bruck",                "push"),
-    Rule("all_to_all",     "net mixed",   ANY,       ANY, "pairwise",             "push"),
-
-    Rule("barrier",        "shm",          16,       ANY, "direct",               "push"),
-    Rule("barrier",        "shm net mixed", ANY,     ANY, "dissemination",        "push"),
-)
-# fmt: on
-
-
-def layout_of(nodes: tuple[int, ...]) -> str:
-    """``shm`` if all ranks are on one node, ``net`` if each is on its own, else ``mixed``.
+    Raises
+    ------
+    InvalidArgument
+        An unknown word (the message lists the valid ones), a number out of range, or nothing is chosen.
 
     Examples
     --------
-    >>> layout_of((0, 0)), layout_of((0, 1)), layout_of((0, 0, 1, 1))
-    ('shm', 'net', 'mixed')
+    >>> rule = Rule("all_reduce", layouts=("net",), nbytes=Range(0, 32768), algorithm="recursive_doubling")
+    >>> print(rule)
+    all_reduce[layout=net,bytes=0-32K]: recursive_doubling
+    >>> rule.fits(Situation("all_reduce", 8, nodes=(0, 1, 2)))
+    True
     """
-    distinct = len(set(nodes))
-    if distinct <= 1:
-        return "shm"
-    return "net" if distinct == len(nodes) else "mixed"
+
+    algorithm: str = ""
+    protocol: str = ""
+    channels: int = 0
+    segment: int = 0
+    wire: str = ""
+    line: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "algorithm", _algorithm(self.collective, self.algorithm))
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        if self.protocol not in ("", *PROTOCOLS):
+            raise InvalidArgument(unknown_word("protocol", self.protocol, PROTOCOLS))
+        if self.wire not in ("", *WIRES):
+            raise InvalidArgument(unknown_word("wire format", self.wire, WIRES))
+        if self.wire and self.collective not in REDUCTIONS:
+            raise InvalidArgument(
+                f"wire={self.wire} for {self.collective}; a rule may set it for {', '.join(REDUCTIONS)} only: moving "
+                "data is exact unless the call itself gives wire="
+            )
+        if not 0 <= self.channels <= MAX_CHANNELS:
+            raise InvalidArgument(f"channels={self.channels}; expected 0 (as the algorithm is) to {MAX_CHANNELS}")
+        if not 0 <= self.segment <= ANY.high:
+            raise InvalidArgument(f"segment={self.segment}; expected bytes from 0 (chunks are not cut) to 2^62")
+        if not (self.algorithm or self.protocol or self.wire):
+            raise InvalidArgument("the rule chooses nothing; give at least one of algorithm, protocol, wire")
+        chooses = self.algorithm and not self.excluded
+        if (self.channels or self.segment) and not chooses:
+            raise InvalidArgument("channels and segment are about the algorithm that a rule chooses; name one")
+        if self.segment:
+            entry = get(self.collective, self.algorithm.partition(":")[0])
+            if "segments" not in entry.defaults or "segments=" in self.algorithm:
+                why = "is given segments already" if "segments=" in self.algorithm else "has no parameter segments"
+                raise InvalidArgument(f"segment={self.segment}: {self.collective} {self.algorithm} {why}; leave it out")
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """The algorithms that the rule forbids."""
+        return tuple(self.algorithm[1:].split(",")) if self.algorithm.startswith("^") else ()
+
+    def __str__(self) -> str:
+        chosen = [self.algorithm, self.protocol, f"wire={self.wire}" if self.wire else ""]
+        chosen += [f"channels={self.channels}" if self.channels else ""]
+        chosen += [f"segment={Range(self.segment, self.segment).text(units=True)}" if self.segment else ""]
+        return f"{self.head}: {' '.join(filter(None, chosen))}"
 
 
-def fitting(collective: str, nbytes: int, n: int, layout: str, itemsize: int) -> Iterator[tuple[Rule, str]]:
-    """The rules that fit a request, in order, each with the spec that it chooses; those over a limit are left out."""
-    for rule in RULES:
-        if (
-            rule.collective == collective
-            and layout in rule.layouts.split()
-            and n <= rule.ranks
-            and nbytes <= rule.nbytes
-        ):
-            spec = rule.spec(nbytes, n, itemsize)
-            if _buildable(collective, spec, n):
-                yield rule, spec
+def known(collective: str, spec: str) -> str:
+    """The canonical form of a spec; the error for an unknown name suggests the nearest.
 
-
-def _buildable(collective: str, spec: str, n: int) -> bool:
+    Raises
+    ------
+    InvalidArgument
+        As `ringleader.algorithms.canonical`.
+    """
     try:
-        check(collective, spec, n)
-    except InvalidArgument:
-        return False
-    return True
+        return canonical(collective, spec)
+    except InvalidArgument as error:
+        name = str(spec).partition(":")[0]
+        valid = names(collective)
+        near = nearest(name, valid) if name.strip().lower() not in valid else ""
+        raise InvalidArgument(f"{error}; did you mean {near!r}?" if near else str(error)) from None
 
 
-for _rule in RULES:
-    get(_rule.collective, _rule.algorithm)  # a name that does not exist must not wait for its first use
+def _algorithm(collective: str, text: str) -> str:
+    """The canonical form of what a rule says about the algorithm."""
+    if not text.startswith("^"):
+        return known(collective, text) if text else ""
+    excluded = dict.fromkeys(unparametrised(collective, item) for item in text[1:].split(","))
+    if set(excluded) == set(names(collective)):
+        raise InvalidArgument(f"{text!r} leaves no algorithm for {collective}; exclude fewer")
+    return "^" + ",".join(excluded)
+
+
+def unparametrised(collective: str, name: str) -> str:
+    """An algorithm's own name from one without parameters: those of an exclusion.
+
+    Raises
+    ------
+    InvalidArgument
+        Unknown, or with parameters.
+    """
+    if ":" in name:
+        raise InvalidArgument(f"{name!r} is excluded with parameters; expected a name, which excludes them all")
+    return known(collective, name).partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """Rules in order, and where they come from: ``built-in``, a path, ...
+
+    Examples
+    --------
+    >>> rules = RuleSet((Rule("broadcast", algorithm="binomial"),), "mine.json")
+    >>> [rule.algorithm for rule in rules.fitting(Situation("broadcast", 8, (0, 1)))]
+    ['binomial']
+    """
+
+    rules: tuple[Rule, ...]
+    source: str
+
+    def fitting(self, situation: Situation) -> Iterator[Rule]:
+        """The rules for such a request, in order."""
+        return (rule for rule in self.rules if rule.fits(situation))
+
+    def concerns(self, job: tuple[int, ...]) -> bool:
+        """Whether some rule is for such a job, whatever is asked of it."""
+        return any(rule.fits_job(job) for rule in self.rules)
+
+    def where(self, rule: Rule) -> str:
+        """Where a rule of this set is written.
+
+        Examples
+        --------
+        >>> rules = RuleSet((Rule("broadcast", algorithm="binomial", line=3),), "mine.json")
+        >>> rules.where(rules.rules[0])
+        'mine.json, line 3 (rule 1)'
+        """
+        place = f", line {rule.line}" if rule.line else ""
+        return f"{self.source}{place} (rule {self.rules.index(rule) + 1})"

@@ -1,30 +1,42 @@
 """Selection: which algorithm and protocol a call uses.
 
-A choice depends on the arguments only, never on a rank's own state, so that all ranks agree without talking. Who
-decides, in this order:
+A choice depends on the arguments and the rules only, never on a rank's own state, so that all ranks agree without
+talking. Who decides, in this order:
 
 1. the call's own argument (`forced`, `protocol`);
-2. the environment, RINGLEADER_ALGO and RINGLEADER_PROTO (see `grammar`): of what it allows, the built-in choice if that
-   is among it, else what the cost model finds cheapest;
-3. the built-in rules (see `rules`).
+2. the environment, RINGLEADER_ALGO and RINGLEADER_PROTO (see `grammar`): of what it allows, what the rules choose if
+   that is among it, else what the cost model finds cheapest;
+3. the rules (see `rules`): first those that the caller gives (rules file, tuner's table), then the built-in ones.
 
-A demand that cannot be met is an error, never a silent fallback.
+A demand that cannot be met is an error, never a silent fallback; a rule whose algorithm cannot run is passed over, and
+`explain` says so.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ringleader.algorithms import MAX_TRANSFERS, canonical, check, names
 from ringleader.errors import InvalidArgument
-from ringleader.tune.cost import Cost, predict
-from ringleader.tune.grammar import ALGO, PROTO, PROTOCOLS, parse_algo, parse_proto
-from ringleader.tune.rules import fitting, layout_of
+from ringleader.tune.builtin import BUILT_IN
+from ringleader.tune.cost import predict
+from ringleader.tune.grammar import ALGO, PROTO, Selection, parse_algo, parse_proto, selected
+from ringleader.tune.model import DEFAULT, Model
+from ringleader.tune.rules import PROTOCOLS, WIRES, Rule, RuleSet, Situation, known, layout_of, unknown_word
 
-__all__ = ["Candidate", "Choice", "Explanation", "explain", "select"]
+__all__ = ["Choice", "Ruled", "problem", "ruled", "select", "select_wire", "spec_of"]
+
+MAX_SEGMENTS = 8
+
+# Chunks of the unsegmented algorithm; all others that can be segmented have one per rank.
+_FEW_CHUNKS = {"chain": 1, "double_binary_tree": 2}
+
+
+Ruled: TypeAlias = tuple[RuleSet, Rule, str, str]
+"""A set, a rule of it that fits, the spec that it chooses (empty: none), why it is passed over (empty: it is not)."""
 
 
 @dataclass(frozen=True)
@@ -39,38 +51,79 @@ class Choice:
         ``push`` or ``pull``: who copies between ranks of one node.
     reason
         One line.
+    channels
+        Copies of the algorithm side by side on slices of the data; 0: as it is.
+    rule
+        The rule that decided about the algorithm, with its place; empty where no rule did.
     """
 
     algorithm: str
     protocol: str
     reason: str
+    channels: int = 0
+    rule: str = ""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One algorithm that could have been chosen; `note` says why it was not, or that it was."""
-
-    algorithm: str
-    cost: Cost
-    note: str
+# ------------------------------------------------------------------------------------------------ rules
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """A choice among its candidates; as text, a table."""
+def problem(situation: Situation, spec: str) -> str:
+    """Why an algorithm cannot run in this situation; empty if it can."""
+    try:
+        check(situation.collective, spec, situation.n, nodes=situation.nodes)
+    except InvalidArgument as error:
+        return str(error)
+    return ""
 
-    request: str
-    choice: Choice
-    candidates: tuple[Candidate, ...]
 
-    def __str__(self) -> str:
-        lines = [f"{self.request}: {self.choice.algorithm}, {self.choice.protocol} ({self.choice.reason})"]
-        lines.append(f"  {'algorithm':32} {'steps':>7} {'bytes':>14} {'model us':>12}")
-        for candidate in self.candidates:
-            cost = candidate.cost
-            row = f"  {candidate.algorithm:32} {cost.steps:7.0f} {cost.nbytes:14.0f} {cost.seconds * 1e6:12.1f}"
-            lines.append(f"{row}  {candidate.note}".rstrip())
-        return "\n".join(lines)
+def spec_of(rule: Rule, situation: Situation) -> str:
+    """The algorithm that a rule chooses, with its number of segments, a power of two."""
+    if not rule.segment:
+        return rule.algorithm
+    base = rule.algorithm
+    chunk = situation.wire_bytes // _FEW_CHUNKS.get(base.partition(":")[0], situation.n)
+    finest = max(1, situation.itemsize * WIRES[situation.wire] // 512)
+    wanted = min(chunk // max(rule.segment, finest), MAX_SEGMENTS)
+    segments = 1 << (wanted.bit_length() - 1) if wanted > 0 else 1
+    while segments > 1 and problem(situation, f"{base}:segments={segments}"):
+        segments //= 2
+    return canonical(situation.collective, f"{base}:segments={segments}")
+
+
+def ruled(situation: Situation, sets: Sequence[RuleSet]) -> Iterator[Ruled]:
+    """The rules that fit, in order of precedence."""
+    forbidden: dict[str, str] = {}
+    for rules in sets:
+        for rule in rules.fitting(situation):
+            for name in rule.excluded:
+                forbidden.setdefault(name, f"excluded by {rules.where(rule)}")
+            if rule.excluded or not rule.algorithm:
+                yield rules, rule, "", ""
+                continue
+            spec = spec_of(rule, situation)
+            yield rules, rule, spec, forbidden.get(spec.partition(":")[0]) or problem(situation, spec)
+
+
+def select_wire(
+    collective: str, nbytes: int, nodes: Sequence[int], rules: Sequence[RuleSet] = ()
+) -> tuple[str, str] | None:
+    """The wire format that the rules say, and which rule; None where they say none.
+
+    Examples
+    --------
+    >>> rules = RuleSet((Rule("all_reduce", wire="bf16"),), "mine.json")
+    >>> select_wire("all_reduce", 1 << 20, [0, 1], [rules])
+    ('bf16', 'mine.json (rule 1)')
+    """
+    situation = Situation(collective, nbytes, tuple(nodes))
+    for found in rules:
+        for rule in found.fitting(situation):
+            if rule.wire:
+                return rule.wire, found.where(rule)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ select
 
 
 def select(
@@ -82,6 +135,10 @@ def select(
     forced: str | None = None,
     protocol: str | None = None,
     env: Mapping[str, str] | None = None,
+    *,
+    rules: Sequence[RuleSet] = (),
+    wire: str = "f32",
+    model: Model = DEFAULT,
 ) -> Choice:
     """Choose algorithm and protocol for a collective; the same on every rank that gives the same arguments.
 
@@ -103,6 +160,12 @@ def select(
         ``push`` or ``pull``, asked for by the call.
     env
         Where RINGLEADER_ALGO and RINGLEADER_PROTO are looked up; default: the environment of the process.
+    rules
+        Sets of rules that come before the built-in ones, the first first.
+    wire
+        Format of the messages between nodes.
+    model
+        Decides between algorithms where no rule does.
 
     Raises
     ------
@@ -117,127 +180,91 @@ def select(
     'ring:segments=8'
     >>> select("all_reduce", 64, 2, nodes=[0, 0], env={"RINGLEADER_ALGO": "ring"}).reason
     'RINGLEADER_ALGO'
+    >>> mine = RuleSet((Rule("all_reduce", layouts=("shm",), algorithm="linear"),), "mine.json")
+    >>> select("all_reduce", 64, 2, nodes=[0, 0], env={}, rules=[mine]).reason
+    'mine.json (rule 1)'
     """
     env = os.environ if env is None else env
-    return _select(
-        str(collective),
-        nbytes,
-        n,
-        tuple(nodes),
-        itemsize,
-        forced,
-        protocol,
-        env.get(ALGO, ""),
-        env.get(PROTO, ""),
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _select(
-    collective: str,
-    nbytes: int,
-    n: int,
-    nodes: tuple[int, ...],
-    itemsize: int,
-    forced: str | None,
-    protocol: str | None,
-    algo: str,
-    proto: str,
-) -> Choice:
-    known = names(collective)
-    if nbytes < 0 or itemsize < 1:
-        raise InvalidArgument(f"{collective} of {nbytes} bytes in items of {itemsize}; expected >= 0 and >= 1")
     if n < 1 or len(nodes) != n:
         raise InvalidArgument(
             f"{collective} over n={n} ranks with {len(nodes)} nodes; expected n >= 1 and a node for each"
         )
-    layout = layout_of(nodes)
-    built_in = next(fitting(collective, nbytes, n, layout, itemsize), None)
+    names(collective)  # raises if there is no such collective
+    if nbytes < 0 or itemsize < 1:
+        raise InvalidArgument(f"{collective} of {nbytes} bytes in items of {itemsize}; expected >= 0 and >= 1")
+    situation = Situation(str(collective), nbytes, tuple(nodes), itemsize, wire)
+    found = list(ruled(situation, (*rules, BUILT_IN)))
     if forced is not None:
-        check(collective, forced, n)
-        algorithm, reason = canonical(collective, forced), "asked for by the call"
-    elif collective in (allowed := parse_algo(algo)):
-        specs = allowed[collective].filter(known)
-        algorithm = _among(collective, specs, built_in[1] if built_in else "", nbytes, n, layout)
-        reason = ALGO
-    elif built_in is not None:
-        algorithm, reason = canonical(collective, built_in[1]), f"built-in rule for {layout}"
+        spec = known(situation.collective, forced)
+        check(situation.collective, spec, n, nodes=situation.nodes)
+        made = Choice(spec, "", "asked for by the call")
+    elif (allowed := selected(parse_algo(env.get(ALGO, "")), situation)) is not None:
+        made = _allowed(situation, found, allowed, model)
     else:
-        raise InvalidArgument(f"no {collective} algorithm for n={n} ranks stays within {MAX_TRANSFERS} transfers")
-    default = built_in[0].protocol if built_in else PROTOCOLS[0]
-    chosen, proto_reason = _protocol(collective, default, protocol, proto)
-    return Choice(algorithm, chosen, "; ".join(filter(None, (reason, proto_reason))))
+        made = _by_rules(situation, found, model)
+    usable = next((rule.protocol for _, rule, _, why in found if rule.protocol and not why), PROTOCOLS[0])
+    chosen, why = _protocol(situation, usable, protocol, env.get(PROTO, ""))
+    reason = "; ".join(filter(None, (made.reason, why)))
+    return Choice(made.algorithm, chosen, reason, made.channels, made.rule)
 
 
-def _among(collective: str, specs: tuple[str, ...], built_in: str, nbytes: int, n: int, layout: str) -> str:
+def _by_rules(situation: Situation, found: Sequence[Ruled], model: Model) -> Choice:
+    """What the first rule that can be followed chooses."""
+    for rules, rule, spec, why in found:
+        if spec and not why:
+            built_in = f"built-in rule for {layout_of(situation.nodes)}"
+            reason = built_in if rules is BUILT_IN else rules.where(rule)
+            return Choice(spec, "", reason, rule.channels, f"{rules.where(rule)}: {rule}")
+    forbidden = {name for _, rule, _, _ in found for name in rule.excluded}
+    if forbidden:
+        left = tuple(name for name in names(situation.collective) if name not in forbidden)
+        return Choice(
+            _cheapest(situation, left, "the set of rules", model), "", "cheapest by the cost model of what rules allow"
+        )
+    raise InvalidArgument(
+        f"no {situation.collective} algorithm for n={situation.n} ranks stays within {MAX_TRANSFERS} transfers"
+    )
+
+
+def _allowed(situation: Situation, found: Sequence[Ruled], allowed: Selection, model: Model) -> Choice:
     """The best of the specs that the environment allows."""
-    name = built_in.partition(":")[0]
-    if name in specs:  # without parameters of the user's own, the rule's are used
-        return canonical(collective, built_in)
-    possible, limits = [], []
-    for spec in specs:
-        try:
-            check(collective, spec, n)
-            possible.append(spec)
-        except InvalidArgument as error:
-            limits.append(str(error))
+    collective = situation.collective
+    specs = allowed.filter(names(collective))
+    for rules, rule, spec, why in found:
+        name = spec.partition(":")[0]
+        place = f"{rules.where(rule)}: {rule}"
+        if why or not spec:
+            continue
+        if name in specs:  # without parameters of the user's own, the rule's are used
+            return Choice(spec, "", ALGO, rule.channels, place)
+        own = [item for item in specs if item.partition(":")[0] == name and not problem(situation, item)]
+        if own:
+            return Choice(_cheapest(situation, own, ALGO, model), "", ALGO, rule.channels, place)
+    return Choice(_cheapest(situation, specs, ALGO, model), "", ALGO)
+
+
+def _cheapest(situation: Situation, specs: Sequence[str], who: str, model: Model) -> str:
+    """The cheapest by the cost model of those that can run."""
+    problems = {spec: problem(situation, spec) for spec in specs}
+    possible = [spec for spec, why in problems.items() if not why]
     if not possible:
-        raise InvalidArgument(f"{ALGO} allows no {collective} algorithm that can run: {'; '.join(limits)}")
-    preferred = [spec for spec in possible if spec.partition(":")[0] == name]
-    return min(preferred or possible, key=lambda spec: predict(collective, spec, nbytes, n, layout).seconds)
+        raise InvalidArgument(
+            f"{who} allows no {situation.collective} algorithm that can run: {'; '.join(problems.values())}"
+        )
+
+    def seconds(spec: str) -> float:
+        protocol, nodes = PROTOCOLS[0], situation.nodes
+        return predict(situation.collective, spec, situation.wire_bytes, situation.n, nodes, protocol, model).seconds
+
+    return min(possible, key=seconds)
 
 
-def _protocol(collective: str, built_in: str, forced: str | None, text: str) -> tuple[str, str]:
+def _protocol(situation: Situation, ruled: str, forced: str | None, text: str) -> tuple[str, str]:
     if forced is not None:
         if forced.lower() not in PROTOCOLS:
-            raise InvalidArgument(f"unknown protocol {forced!r}; valid ones: {', '.join(PROTOCOLS)}")
+            raise InvalidArgument(unknown_word("protocol", forced, PROTOCOLS))
         return forced.lower(), "protocol asked for by the call"
-    selection = parse_proto(text).get(collective)
+    selection = selected(parse_proto(text), situation)
     if selection is None:
-        return built_in, ""
-    return built_in if selection.allows(built_in) else selection.filter(PROTOCOLS)[0], f"protocol by {PROTO}"
-
-
-def explain(
-    collective: str,
-    nbytes: int,
-    n: int,
-    nodes: Sequence[int],
-    itemsize: int = 1,
-    forced: str | None = None,
-    protocol: str | None = None,
-    env: Mapping[str, str] | None = None,
-) -> Explanation:
-    """Choose as `select` does, and show all candidates with the terms of the cost model, the cheapest first.
-
-    Raises
-    ------
-    InvalidArgument
-        As `select`.
-
-    Examples
-    --------
-    >>> print(str(explain("broadcast", 1024, 2, [0, 0], env={})).splitlines()[0])
-    broadcast of 1024 bytes, 2 ranks, shm: linear, pull (built-in rule for shm)
-    """
-    env = os.environ if env is None else env
-    choice = select(collective, nbytes, n, nodes, itemsize, forced, protocol, env)
-    layout = layout_of(tuple(nodes))
-    allowed = parse_algo(env.get(ALGO, "")).get(collective)
-    chosen = choice.algorithm.partition(":")[0]
-    candidates = []
-    for name in names(collective):
-        spec, note = name, ""
-        if name == chosen:
-            spec, note = choice.algorithm, f"chosen: {choice.reason}"
-        elif allowed is not None and not allowed.allows(name):
-            note = f"not allowed by {ALGO}"
-        else:
-            try:
-                check(collective, name, n)
-            except InvalidArgument as error:
-                note = str(error)
-        candidates.append(Candidate(spec, predict(collective, spec, nbytes, n, layout), note))
-    candidates.sort(key=lambda candidate: candidate.cost.seconds)
-    request = f"{collective} of {nbytes} bytes, {n} ranks, {layout}"
-    return Explanation(request, choice, tuple(candidates))
+        return ruled, ""
+    return ruled if selection.allows(ruled) else selection.filter(PROTOCOLS)[0], f"protocol by {PROTO}"

@@ -1,0 +1,286 @@
+"""Two levels: inside each host, and between hosts. Each by any algorithm of the registry; hosts may be uneven.
+
+All_reduce, and the collectives that have a root; all_gather and reduce_scatter are in `rails`. In the costs, `I` stands
+for what the part inside the largest host costs, and `O` for the part between the hosts, each by its own formula.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from ringleader.algorithms import references
+from ringleader.algorithms.layout import HOSTS, Nodes, groups, hosts_limit, sizes
+from ringleader.algorithms.levels import (
+    Indices,
+    Table,
+    assemble,
+    busiest,
+    common,
+    copies,
+    cut,
+    loads,
+    part,
+    part_rows,
+    parts_limit,
+)
+from ringleader.algorithms.registry import Parameter, algorithm
+from ringleader.schedule import Schedule
+
+__all__ = ["all_reduce_leader", "all_reduce_sharded", "broadcast", "reduce"]
+
+Hosts: TypeAlias = tuple[int, ...]
+
+
+def level(name: str, default: str, of: str, where: str) -> Parameter:
+    """The parameter that names the algorithm of one level."""
+    return Parameter(name, default, f"the {of} {where}", of=of)
+
+
+# ---------------------------------------------------------------- all_reduce, sharded
+
+
+def _firsts(size: int, pieces: int) -> Indices:
+    """First piece of the shard of each of a host's ranks, and the end; shape (size + 1,)."""
+    return -(-np.arange(size + 1) * pieces // size)
+
+
+def _shards(layout: Hosts) -> tuple[int, Indices, Indices]:
+    """(pieces, bounds, owner): pieces of the data between two neighbouring bounds have one owner in each host.
+
+    `owner` is its place within the host, shape (shards, hosts).
+    """
+    pieces = common(layout)
+    firsts = [_firsts(size, pieces) for size in layout]
+    bounds = np.unique(np.concatenate(firsts))
+    owner = np.stack([np.searchsorted(first, bounds[:-1], side="right") - 1 for first in firsts], axis=1)
+    return pieces, bounds, owner
+
+
+def _sharded_limit(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> str:
+    layout = sizes(n, hosts, nodes)
+    parts = [("reduce_scatter", inner, size, True) for size in sorted(set(layout))]
+    return hosts_limit(n, hosts) or parts_limit([*parts, ("all_reduce", outer, len(layout), False)])
+
+
+def _sharded_steps(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> int:
+    layout = sizes(n, hosts, nodes)
+    inside = max(part("reduce_scatter", inner, size, True).steps for size in set(layout))
+    return 2 * inside + part("all_reduce", outer, len(layout), False).steps
+
+
+@functools.lru_cache(maxsize=256)
+def _sharded_volume(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> float:
+    layout = sizes(n, hosts, nodes)
+    scatter = [loads(part("reduce_scatter", inner, size, True)) for size in set(layout)]
+    pieces = common(layout)
+    share = np.array([np.diff(_firsts(size, pieces)).max() / pieces for size in layout])
+    between = loads(part("all_reduce", outer, len(layout), False)) * share[:, None]
+    return busiest(scatter) + busiest([between]) + busiest(one[:, ::-1] for one in scatter)
+
+
+def _sharded_transfers(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> int:
+    layout = sizes(n, hosts, nodes)
+    rows = {size: part_rows("reduce_scatter", inner, size, True) for size in set(layout)}
+    shards = len(_shards(layout)[1]) - 1
+    return 2 * sum(rows[size] for size in layout) + shards * part_rows("all_reduce", outer, len(layout), False)
+
+
+@algorithm(
+    "hierarchical",
+    "all_reduce",
+    summary="reduce_scatter inside each host, all_reduce of every shard between hosts, all_gather inside",
+    reference=references.BLUECONNECT,
+    cost="(2 I + O) a + (2 I + O/s) Mb",
+    steps=_sharded_steps,
+    volume=_sharded_volume,
+    transfers=_sharded_transfers,
+    parameters=(
+        HOSTS,
+        level("inner", "direct", "reduce_scatter", "inside a host; its mirror image gathers"),
+        level("outer", "ring", "all_reduce", "between the hosts"),
+    ),
+    aliases=("hierarchical_sharded",),
+    limit=_sharded_limit,
+    needs_layout=True,
+)
+def all_reduce_sharded(
+    n: int, root: int = 0, hosts: Hosts = (), inner: str = "direct", outer: str = "ring", nodes: Nodes = None
+) -> Schedule:
+    """Two-level all-reduce in which every rank takes part in the traffic between hosts, with its own shard.
+
+    Shards of hosts of different sizes have different bounds. The data is cut finely enough for all of them; wherever
+    the owner changes in any host, a new all_reduce between the hosts begins.
+    """
+    members = groups(n, hosts, nodes)
+    pieces, bounds, owner = _shards(tuple(len(group) for group in members))
+    across = part("all_reduce", outer, len(members), False)
+    ranks = np.stack([group[owner[:, host]] for host, group in enumerate(members)], axis=1)
+    scatter = {size: part("reduce_scatter", inner, size, True) for size in {len(group) for group in members}}
+    finer = common([across.chunks, *(schedule.chunks_per_block for schedule in scatter.values())])
+
+    def inside(gather: bool) -> Iterator[Table]:
+        for size, schedule in scatter.items():
+            same = np.stack([group for group in members if len(group) == size])
+            places = cut(_firsts(size, pieces) * finer, schedule.chunks_per_block)
+            everywhere = np.broadcast_to(places, (len(same), len(places)))
+            yield copies(schedule.reversed() if gather else schedule, same, everywhere)
+
+    shards = np.stack([cut(shard, across.chunks) for shard in np.stack([bounds[:-1], bounds[1:]], 1) * finer])
+    between = copies(across, ranks, shards)
+    return assemble("all_reduce", n, pieces * finer, [inside(False), [between], inside(True)])
+
+
+# ---------------------------------------------------------------- one leader per host
+
+Part: TypeAlias = tuple[str, str]  # collective, spec
+
+
+def _leader_limit(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> str:
+    layout = sizes(n, hosts, nodes)
+    parts = [(*inner, size, True) for size in sorted(set(layout))]
+    return hosts_limit(n, hosts) or parts_limit([*parts, (*outer, len(layout), False)])
+
+
+def _leader_steps(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> int:
+    layout = sizes(n, hosts, nodes)
+    inside = max(part(*inner, size, True).steps for size in set(layout))
+    return times * inside + part(*outer, len(layout), False).steps
+
+
+@functools.lru_cache(maxsize=256)
+def _leader_volume(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> float:
+    layout = sizes(n, hosts, nodes)
+    inside = [loads(part(*inner, size, True)) for size in set(layout)]
+    mirrored = busiest(one[:, ::-1] for one in inside) if times > 1 else 0.0
+    return busiest(inside) + busiest([loads(part(*outer, len(layout), False))]) + mirrored
+
+
+def _leader_transfers(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> int:
+    layout = sizes(n, hosts, nodes)
+    rows = {size: part_rows(*inner, size, True) for size in set(layout)}
+    return times * sum(rows[size] for size in layout) + part_rows(*outer, len(layout), False)
+
+
+def _two_levels(n: int, root: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> tuple[int, Table, Table]:
+    """(chunks, transfers inside the hosts, transfers between their leaders).
+
+    The root leads its host, in the others the lowest rank does.
+    """
+    members = groups(n, hosts, nodes)
+    place = [int(np.searchsorted(group, root)) if root in group else 0 for group in members]
+    home = next(host for host, group in enumerate(members) if root in group)
+    rooted = outer[0] in ("broadcast", "reduce")
+    across = part(*outer, len(members), False, home if rooted else 0)
+    kinds = {
+        (len(group), first): part(*inner, len(group), True, first) for group, first in zip(members, place, strict=True)
+    }
+    chunks = common([across.chunks, *(schedule.chunks for schedule in kinds.values())])
+    within = []
+    for kind, schedule in kinds.items():
+        same = np.stack([group for group, first in zip(members, place, strict=True) if (len(group), first) == kind])
+        bounds = cut([0, chunks], schedule.chunks)
+        within.append(copies(schedule, same, np.broadcast_to(bounds, (len(same), len(bounds)))))
+    leaders = np.array([group[first] for group, first in zip(members, place, strict=True)])
+    return chunks, np.concatenate(within), copies(across, leaders, cut([0, chunks], across.chunks))
+
+
+_REDUCE_INSIDE = level("inner", "linear", "reduce", "inside a host; its mirror image broadcasts")
+
+
+@algorithm(
+    "hierarchical_leader",
+    "all_reduce",
+    summary="reduce to a leader in each host, all_reduce between the leaders, broadcast inside",
+    reference=references.ZHU,
+    cost="(2 I + O) a + (2 I + O) Mb",
+    steps=lambda n, hosts, inner, outer, nodes: _leader_steps(
+        n, hosts, nodes, ("reduce", inner), ("all_reduce", outer), 2
+    ),
+    volume=lambda n, hosts, inner, outer, nodes: _leader_volume(
+        n, hosts, nodes, ("reduce", inner), ("all_reduce", outer), 2
+    ),
+    transfers=lambda n, hosts, inner, outer, nodes: _leader_transfers(
+        n, hosts, nodes, ("reduce", inner), ("all_reduce", outer), 2
+    ),
+    parameters=(HOSTS, _REDUCE_INSIDE, level("outer", "recursive_doubling", "all_reduce", "between the leaders")),
+    limit=lambda n, hosts, inner, outer, nodes: _leader_limit(
+        n, hosts, nodes, ("reduce", inner), ("all_reduce", outer)
+    ),
+    needs_layout=True,
+)
+def all_reduce_leader(
+    n: int,
+    root: int = 0,
+    hosts: Hosts = (),
+    inner: str = "linear",
+    outer: str = "recursive_doubling",
+    nodes: Nodes = None,
+) -> Schedule:
+    """Two-level all-reduce with the fewest messages between hosts: only one rank of each sends any."""
+    chunks, within, between = _two_levels(n, 0, hosts, nodes, ("reduce", inner), ("all_reduce", outer))
+    up = Schedule("reduce", n, chunks, within)
+    return assemble("all_reduce", n, chunks, [[up.table.copy()], [between], [up.reversed().table.copy()]])
+
+
+@algorithm(
+    "hierarchical",
+    "reduce",
+    summary="reduce to a leader in each host, then from the leaders to the root",
+    reference=references.KARONIS,
+    cost="(I + O) a + (I + O) Mb",
+    steps=lambda n, hosts, inner, outer, nodes: _leader_steps(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
+    volume=lambda n, hosts, inner, outer, nodes: _leader_volume(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
+    transfers=lambda n, hosts, inner, outer, nodes: _leader_transfers(
+        n, hosts, nodes, ("reduce", inner), ("reduce", outer)
+    ),
+    parameters=(
+        HOSTS,
+        level("inner", "linear", "reduce", "inside a host"),
+        level("outer", "binomial", "reduce", "between the leaders"),
+    ),
+    limit=lambda n, hosts, inner, outer, nodes: _leader_limit(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
+    needs_layout=True,
+)
+def reduce(
+    n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None
+) -> Schedule:
+    """Two-level reduce: the data of a host crosses the network once. The root is the leader of its host."""
+    chunks, within, between = _two_levels(n, root, hosts, nodes, ("reduce", inner), ("reduce", outer))
+    return assemble("reduce", n, chunks, [[within], [between]], root)
+
+
+@algorithm(
+    "hierarchical",
+    "broadcast",
+    summary="from the root to a leader in each host, then inside the hosts",
+    reference=references.KARONIS,
+    cost="(O + I) a + (O + I) Mb",
+    steps=lambda n, hosts, inner, outer, nodes: _leader_steps(
+        n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
+    ),
+    volume=lambda n, hosts, inner, outer, nodes: _leader_volume(
+        n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
+    ),
+    transfers=lambda n, hosts, inner, outer, nodes: _leader_transfers(
+        n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
+    ),
+    parameters=(
+        HOSTS,
+        level("inner", "linear", "broadcast", "inside a host"),
+        level("outer", "binomial", "broadcast", "between the leaders"),
+    ),
+    limit=lambda n, hosts, inner, outer, nodes: _leader_limit(
+        n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
+    ),
+    needs_layout=True,
+)
+def broadcast(
+    n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None
+) -> Schedule:
+    """Two-level broadcast: the data crosses the network once per host. The root is the leader of its host."""
+    chunks, within, between = _two_levels(n, root, hosts, nodes, ("broadcast", inner), ("broadcast", outer))
+    return assemble("broadcast", n, chunks, [[between], [within]], root)

@@ -1,0 +1,174 @@
+"""Parameters of algorithms: what a spec ``name:key=value:...`` may set, and how values are written.
+
+A value is an integer (``4``), a word out of a few (``ring``), a list of integers (``4+4+3``, a run of equal ones as
+``8*512``), or another algorithm, whose own parameters then stand in parentheses: ``ring(segments=4)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ringleader.errors import InvalidArgument
+
+__all__ = ["MAX_LIST", "MAX_NESTING", "SEGMENTS", "Parameter", "Value", "nested", "split_spec"]
+
+Value: TypeAlias = int | str | tuple[int, ...]
+
+MAX_LIST = 1 << 16
+"""Most entries of a list."""
+
+MAX_NESTING = 4
+"""Most parentheses within parentheses."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an algorithm.
+
+    Attributes
+    ----------
+    name, default, summary
+        `default` is a value as the algorithm's function gets it.
+    low, high
+        Bounds of an integer, or of each entry of a list.
+    choices
+        If not empty, the words that it may be.
+    of
+        If not empty, the value is the spec of an algorithm for this collective (the function gets its canonical form).
+    separator
+        If not empty, the value is a list of integers with this between them (the function gets a tuple).
+    """
+
+    name: str
+    default: Value
+    summary: str
+    low: int = 1
+    high: int = 1024
+    choices: tuple[str, ...] = ()
+    of: str = ""
+    separator: str = ""
+
+    @property
+    def values(self) -> str:
+        """The valid values as text: ``1..1024``, ``ring|bruck``, ``1..64+1..64+...``, ``<all_reduce algorithm>``."""
+        if self.choices:
+            return "|".join(self.choices)
+        if self.of:
+            return f"<{self.of} algorithm>"
+        span = f"{self.low}..{self.high}"
+        return f"{span}{self.separator}{span}{self.separator}..." if self.separator else span
+
+    def parse(self, text: str, where: str, canonical: Callable[[str, str], str]) -> Value:
+        """Return the value that `text` stands for.
+
+        Parameters
+        ----------
+        text
+            As in a spec.
+        where
+            Begins the error message.
+        canonical
+            `registry.canonical`, for the specs of other algorithms.
+
+        Raises
+        ------
+        InvalidArgument
+            Naming `where` and the valid values.
+        """
+        if self.choices:
+            if text in self.choices:
+                return text
+        elif self.of:
+            try:
+                return canonical(self.of, _unwrapped(text))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{where}: {self.name}={text!r} is not valid; {error}") from None
+        elif self.separator:
+            found = self._list(text)
+            if found is not None:
+                return found
+        elif (number := self._integer(text)) is not None:
+            return number
+        raise InvalidArgument(f"{where}: {self.name}={text!r} is not valid; expected {self.values}")
+
+    def text(self, value: Value) -> str:
+        """The one way in which a spec says `value`; `parse` undoes it.
+
+        Examples
+        --------
+        >>> Parameter("hosts", (), "", separator="+").text((8, 8, 8, 4, 4))
+        '8*3+4+4'
+        """
+        if isinstance(value, tuple):
+            runs = [(entry, len(list(run))) for entry, run in itertools.groupby(value)]
+            words = [[f"{entry}*{times}"] if times > 2 else [str(entry)] * times for entry, times in runs]
+            return self.separator.join(itertools.chain.from_iterable(words))
+        return nested(value) if self.of and isinstance(value, str) else str(value)
+
+    def _integer(self, text: str) -> int | None:
+        digits = text.isascii() and text.isdigit() and len(text) <= 10
+        return int(text) if digits and self.low <= int(text) <= self.high else None
+
+    def _list(self, text: str) -> tuple[int, ...] | None:
+        entries: list[int] = []
+        for word in text.split(self.separator, MAX_LIST):
+            entry, star, times = word.partition("*")
+            number = self._integer(entry.strip())
+            repeat = times.strip() if star else "1"
+            if number is None or not (repeat.isascii() and repeat.isdigit() and len(repeat) <= 6):
+                return None
+            if len(entries) + int(repeat) > MAX_LIST:
+                return None
+            entries += [number] * int(repeat)
+        return tuple(entries) if entries else None
+
+
+SEGMENTS = Parameter("segments", 1, "pieces of every chunk, sent one behind the other (a pipeline)")
+
+
+def nested(spec: str) -> str:
+    """A spec as the value of a parameter in another spec.
+
+    Examples
+    --------
+    >>> nested("ring"), nested("ring:segments=4")
+    ('ring', 'ring(segments=4)')
+    """
+    name, colon, settings = spec.partition(":")
+    return f"{name}({settings})" if colon else name
+
+
+def _unwrapped(text: str) -> str:
+    """The spec whose `nested` form is `text`; other text as it is, for the error message."""
+    name, parenthesis, settings = text.partition("(")
+    return f"{name}:{settings[:-1]}" if parenthesis and settings.endswith(")") else text
+
+
+def split_spec(spec: str, where: str) -> list[str]:
+    """Split a spec at the colons that are not within parentheses.
+
+    Raises
+    ------
+    InvalidArgument
+        Parentheses that do not match, or more than `MAX_NESTING` within each other.
+
+    Examples
+    --------
+    >>> split_spec("hierarchical:outer=ring(segments=4):hosts=4+3", "")
+    ['hierarchical', 'outer=ring(segments=4)', 'hosts=4+3']
+    """
+    parts, depth, start = [], 0, 0
+    for place, letter in enumerate(spec):
+        depth += (letter == "(") - (letter == ")")
+        if not 0 <= depth <= MAX_NESTING:
+            break
+        if letter == ":" and depth == 0:
+            parts.append(spec[start:place])
+            start = place + 1
+    if depth:
+        problem = f"more than {MAX_NESTING} within each other" if depth > MAX_NESTING else "they do not match"
+        raise InvalidArgument(f"{where}: wrong parentheses, {problem}; the form is name:key=name(key=value):key=value")
+    return [*parts, spec[start:]]
