@@ -365,6 +365,7 @@ def connect(
         local_ranks = max(local_ranks, min(size, job.launch.local_size or 1))
         options = {
             "slot_bytes": config.buffsize,
+            "inline_bytes": config.inline_limit,
             "p2p_ring_bytes": config.p2p_buffsize,
             "usable_cores": _core.usable_cores(),
             "local_ranks": local_ranks,
