@@ -29,7 +29,7 @@ enum Slot : std::size_t { kX, kOut, kOp, kRoot, kAlgorithm, kWire, kAsync, kTime
 constexpr const char* kSlotNames[kSlots] = {"x", "out", "op", "root", "algorithm", "wire", "async_op", "timeout"};
 constexpr std::size_t kWords = 4;  // of the slots, those that are compared by identity: kOp ... kWire
 constexpr int kMaxDims = 6;
-constexpr std::size_t kEntries = 128;  // direct-mapped; a collision costs the Python way
+constexpr std::size_t kSets = 64, kWays = 2;  // where more collide, some calls take the Python way
 
 PyObject* slot_names[kSlots];  // interned, never dropped
 PyObject* default_op;          // what a call that does not say is known by
@@ -63,29 +63,39 @@ struct Entry {
   Py_ssize_t distance = 0;  // out begins so many bytes after x
   std::uintptr_t in = 0;    // where the call takes no array
   nb::object keep;
+
+  bool is_for(long code, PyObject* const* given, PyObject* given_x, PyObject* given_out) const {
+    if (verb != code || !x.fits(given_x) || !out.fits(given_out)) return false;
+    for (std::size_t i = 0; i < kWords; ++i)
+      if (words[i].ptr() != given[i]) return false;
+    return true;
+  }
 };
+
+using Set = std::array<Entry, kWays>;  // the latest first
+using Entries = std::array<Set, kSets>;
 
 // ---- Lane: the base class of communicators
 
 struct Lane {
   PyObject_HEAD
   PyObject* last_choice;
-  std::unique_ptr<std::array<Entry, kEntries>> entries;
+  std::unique_ptr<Entries> entries;
 };
 
 PyTypeObject* lane_type;
 
-std::size_t place_of(long verb, PyObject* op, PyObject* root, PyObject* x) {
-  std::uint64_t hash = static_cast<std::uint64_t>(verb) * 0x9e3779b97f4a7c15u ^ reinterpret_cast<std::uintptr_t>(op) ^
-                       reinterpret_cast<std::uintptr_t>(root) * 3;
+std::size_t set_of(long verb, PyObject* const* words, PyObject* x, PyObject* out) {
+  std::uint64_t hash = static_cast<std::uint64_t>(verb) * 4 + (out != nullptr ? 2 : 0);
+  for (std::size_t i = 0; i < kWords; ++i) hash = (hash ^ reinterpret_cast<std::uintptr_t>(words[i])) * 0x9e3779b97f4a7c15u;
   if (x != nullptr) {
     const ArrayFields& given = fields(x);
-    hash ^= reinterpret_cast<std::uintptr_t>(given.descr) * 5;
+    hash ^= reinterpret_cast<std::uintptr_t>(given.descr);
     for (int d = 0; d < given.nd; ++d) hash = (hash ^ static_cast<std::uint64_t>(given.dimensions[d])) * 0xbf58476d1ce4e5b9u;
   }
-  return static_cast<std::size_t>((hash * 0x94d049bb133111ebu) >> 57);
+  return static_cast<std::size_t>((hash * 0x94d049bb133111ebu) >> 58);
 }
-static_assert(kEntries == std::size_t{1} << (64 - 57));
+static_assert(kSets == std::size_t{1} << (64 - 58));
 
 bool usable(PyObject* array) { return array == nullptr || (Py_TYPE(array) == load_array_type() && plain(fields(array)) && fields(array).nd <= kMaxDims); }
 
@@ -102,10 +112,11 @@ int lane_traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->last_choice);
   if (self->entries)
-    for (Entry& entry : *self->entries) {
-      for (const nb::object& word : entry.words) Py_VISIT(word.ptr());
-      for (const nb::object* held : {&entry.descr_x, &entry.descr_out, &entry.plan, &entry.choice, &entry.keep}) Py_VISIT(held->ptr());
-    }
+    for (const Set& set : *self->entries)
+      for (const Entry& entry : set) {
+        for (const nb::object& word : entry.words) Py_VISIT(word.ptr());
+        for (const nb::object* held : {&entry.descr_x, &entry.descr_out, &entry.plan, &entry.choice, &entry.keep}) Py_VISIT(held->ptr());
+      }
   return 0;
 }
 
@@ -170,8 +181,12 @@ PyObject* lane_learn(PyObject* object, PyObject* args) {
     entry.in_place = distance != Py_None;
     if (entry.in_place) entry.distance = nb::cast<Py_ssize_t>(nb::handle(distance));
     entry.in = static_cast<std::uintptr_t>(in);
-    if (!self->entries) self->entries = std::make_unique<std::array<Entry, kEntries>>();
-    std::swap((*self->entries)[place_of(verb, words[0], words[1], x)], entry);
+    if (!self->entries) self->entries = std::make_unique<Entries>();
+    // The latest first; what falls out of the set is forgotten.
+    for (Entry& place : (*self->entries)[set_of(verb, words, x, out)]) {
+      std::swap(place, entry);
+      if (entry.verb == -1) break;
+    }
   } catch (const nb::python_error&) {
     return nb::chain_error(PyExc_RuntimeError, "a call could not be remembered"), nullptr;
   } catch (const std::exception& error) {
@@ -240,12 +255,12 @@ bool overlapping(const Entry& entry, std::uintptr_t in, std::uintptr_t out) {
 // The entry for such a call; null if there is none or the call needs more thought.
 const Entry* find(const Lane& lane, long verb, PyObject* const* values) {
   if (!lane.entries || !usable(values[kX]) || !usable(values[kOut])) return nullptr;
-  const Entry& entry = (*lane.entries)[place_of(verb, values[kOp], values[kRoot], values[kX])];
-  if (entry.verb != verb || !entry.x.fits(values[kX]) || !entry.out.fits(values[kOut])) return nullptr;
-  for (std::size_t i = 0; i < kWords; ++i)
-    if (entry.words[i].ptr() != values[kOp + i]) return nullptr;
-  if (values[kOut] != nullptr && values[kX] != nullptr && overlapping(entry, address(values[kX]), address(values[kOut]))) return nullptr;
-  return &entry;
+  for (const Entry& entry : (*lane.entries)[set_of(verb, values + kOp, values[kX], values[kOut])]) {
+    if (!entry.is_for(verb, values + kOp, values[kX], values[kOut])) continue;
+    const bool both = values[kX] != nullptr && values[kOut] != nullptr;
+    return both && overlapping(entry, address(values[kX]), address(values[kOut])) ? nullptr : &entry;
+  }
+  return nullptr;
 }
 
 PyObject* run_known(Lane& lane, const Entry& entry, PyObject* const* values, double timeout) {
@@ -272,8 +287,9 @@ PyObject* verb_call(PyObject* object, PyObject* const* args, std::size_t nargsf,
       (values[kAsync] == nullptr || values[kAsync] == Py_False)) {
     PyObject* const limit = values[kTimeout];
     double timeout = 0;
-    const bool simple_limit =
-        limit == nullptr || limit == Py_None || (PyFloat_CheckExact(limit) && (timeout = PyFloat_AS_DOUBLE(limit)) > 0);
+    const bool simple_limit = limit == nullptr || limit == Py_None ||
+                              ((PyFloat_CheckExact(limit) || PyLong_CheckExact(limit)) && (timeout = PyFloat_AsDouble(limit)) > 0);
+    if (timeout < 0) PyErr_Clear();  // an integer beyond the range of a double, or a limit that the method refuses
     Lane& lane = *reinterpret_cast<Lane*>(args[0]);
     const Entry* const entry = simple_limit ? find(lane, verb.code, values) : nullptr;
     if (entry != nullptr) return run_known(lane, *entry, values, timeout);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from numpy import ndarray
+
 from ringleader.runtime import calls
 from ringleader.runtime.dtypes import ReduceOp
 from ringleader.runtime.runner import MISS, NO_OP, Runner, seconds, simple_address
@@ -84,6 +86,8 @@ class Collectives(Runner):
                     limit = 0.0 if timeout is None else seconds(timeout)
                     if async_op:
                         return Work(known.plan.start(ptr, ptr, limit), self._live, x, (x,))
+                    if type(x) is ndarray:
+                        self._teach(("all_reduce", op, 0, algorithm, wire), x, None, known)  # it forgot the call, or cannot take it
                     known.plan.run(ptr, ptr, limit)
                     return x
         head = ("all_reduce", op, 0, algorithm, wire)

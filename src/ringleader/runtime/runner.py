@@ -143,6 +143,8 @@ class Runner(_core.Lane):
             to = 0
         if async_op:
             return Work(known.plan.start(ptr, to, seconds(timeout)), self._live, result, (x, out))
+        if type(x) is ndarray:
+            self._teach(head, x, out, known)  # it forgot the call, or cannot take it
         known.plan.run(ptr, to, seconds(timeout))
         return result
 
@@ -150,18 +152,20 @@ class Runner(_core.Lane):
         """Let calls like this one take the short way: first in, first out, bounded like the cache of plans."""
         if type(x) is arrays.torch_tensor_type():
             _TENSOR_TYPES.add(type(x))
-        writes = call.result is not None
-        verb, *words = head
-        self._learn(
-            _CODES[verb], tuple(words), x, out, call.plan, call.choice, writes, call.distance, call.in_ptr, call.keep
-        )
+        known = _Known(call.plan, call.choice, call.result is not None, call.distance)
+        self._teach(head, x, out, known, call.in_ptr, call.keep)
         if x is None or simple_address(x) == -1 or (out is not None and simple_address(out) == -1):
             return
-        known = self._known
-        while len(known) >= PLAN_CACHE_SIZE:
+        while len(self._known) >= PLAN_CACHE_SIZE:
             with suppress(KeyError):
-                known.popitem(last=False)
-        known[_key(head, x, out)] = _Known(call.plan, call.choice, writes, call.distance)
+                self._known.popitem(last=False)
+        self._known[_key(head, x, out)] = known
+
+    def _teach(self, head: Head, x: Any, out: Any, known: _Known, in_ptr: int = 0, keep: Any = None) -> None:
+        """Let the native lane run calls like this one."""
+        verb, *words = head
+        plan, choice, writes, distance = known
+        self._learn(_CODES[verb], tuple(words), x, out, plan, choice, writes, distance, in_ptr, keep)
 
     def _forget_calls(self) -> None:
         """Let every call take the long way again."""
