@@ -117,8 +117,8 @@ class Communicator:
     """One rank's end of a group. Construct on every rank, exchange `control_offset()`, then `connect`."""
 
     def __init__(self, rank: int, size: int, timeout: float, options: dict[str, int]) -> None:
-        """options: slot_bytes (staging slot, two per rank), inline_bytes (most that goes beside a flag), spin_us, yield_us, usable_cores, local_ranks,
-        p2p_ring_bytes."""
+        """options: slot_bytes (staging slot, two per rank), inline_bytes (most that goes beside a flag), spin_us,
+        yield_us, usable_cores, local_ranks, p2p_ring_bytes."""
     def control_offset(self) -> int:
         """Offset of this rank's control block in its arena; peers need it in `connect`."""
     def connect(

@@ -46,7 +46,8 @@ def _call(comm: rl.Communicator, case: Case, x: Any, out: Any) -> Any:
     if case.mode == "async":
         return getattr(comm, case.collective)(async_op=True, **arguments).wait(timeout=60)
     if case.mode == "again":
-        getattr(comm, case.collective)(**{k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()})
+        copies = {name: it.copy() if isinstance(it, np.ndarray) else it for name, it in arguments.items()}
+        getattr(comm, case.collective)(**copies)
     return getattr(comm, case.collective)(**arguments)
 
 

@@ -1,4 +1,4 @@
-"""The native engine keeps the suite: over shared memory, inlined or through slots, plain or registered, and over TCP."""
+"""The native engine keeps the suite: shared memory inlined or through slots, plain or registered, and TCP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from cases import Case
 from suite import CollectiveConformance
 
 import ringleader as rl
-
 
 FEW = (0, 1, 2, 3, 5, 8, 12, 13, 33, 129, 1000, 4099)
 
@@ -38,7 +37,8 @@ class _Engine(CollectiveConformance):
                 cls.group.close()
             cls.group = rl.WorkerGroup(n, transport=self.transport, env=self.env)
         try:
-            return [failure for rank in cls.group.run(drive.run_cases, batch, self.registered, timeout=100) for failure in rank]
+            failures = cls.group.run(drive.run_cases, batch, self.registered, timeout=100)
+            return [failure for rank in failures for failure in rank]
         except BaseException:
             cls.group.close(force=True)
             cls.group = None

@@ -131,7 +131,7 @@ def _check_count(what: str, buffer: Buffer, count: int, meaning: str) -> None:
 
 
 def _separate_input(source: Buffer, target: Buffer, distance: int | None = None) -> None:
-    """If input and output share memory, and not as `distance` allows (`Call`), read the input from a copy of its own."""
+    """If input and output share memory, and not as `distance` allows (see `Call`), read the input from a copy."""
     in_place = distance is not None and target.ptr - source.ptr == distance
     if source.load is None and not in_place and source.overlaps(target):
         copy = arrays.new_like(source.obj, arrays.user_shape(source.obj))

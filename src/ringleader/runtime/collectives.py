@@ -87,7 +87,8 @@ class Collectives(Runner):
                     if async_op:
                         return Work(known.plan.start(ptr, ptr, limit), self._live, x, (x,))
                     if type(x) is ndarray:
-                        self._teach(("all_reduce", op, 0, algorithm, wire), x, None, known)  # it forgot the call, or cannot take it
+                        # The native lane has forgotten the call, or cannot take it.
+                        self._teach(("all_reduce", op, 0, algorithm, wire), x, None, known)
                     known.plan.run(ptr, ptr, limit)
                     return x
         head = ("all_reduce", op, 0, algorithm, wire)

@@ -102,7 +102,8 @@ class Communicator(PersistentCollectives, Messages):
     @property
     def last_choice(self) -> Choice | None:
         """Algorithm, protocol and number of windows of this rank's latest collective, and why."""
-        return self._last_choice
+        choice: Choice | None = self._last_choice
+        return choice
 
     @property
     def lost_ranks(self) -> list[int]:

@@ -197,8 +197,9 @@ class Planner:
         )
         reason = "; ".join(filter(None, (chosen.reason, ruled)))
         choice = Choice(
-            collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, reason, wire, chosen.channels, plan.inlined
-        )
+            collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, reason, wire, chosen.channels,
+            plan.inlined,
+        )  # fmt: skip
         self._announce(choice)
         return Planned(plan, choice)
 

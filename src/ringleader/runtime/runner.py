@@ -46,8 +46,8 @@ def seconds(timeout: float | None) -> float:
 _TENSOR_TYPES: set[Any] = set()
 
 
-# What is asked for, apart from the arrays: verb, operator, root, algorithm, wire format. What a verb does not take stands
-# as the native lane sees a call that does not give it: `NO_OP`, 0, None.
+# What is asked for, apart from the arrays: verb, operator, root, algorithm, wire format. What a verb does not take
+# stands as the native lane sees a call that does not give it: `NO_OP`, 0, None.
 Head: TypeAlias = tuple[str, Any, Any, str | None, str | None]
 NO_OP: Final = "sum"
 MISS: Final = object()
@@ -144,7 +144,7 @@ class Runner(_core.Lane):
         if async_op:
             return Work(known.plan.start(ptr, to, seconds(timeout)), self._live, result, (x, out))
         if type(x) is ndarray:
-            self._teach(head, x, out, known)  # it forgot the call, or cannot take it
+            self._teach(head, x, out, known)  # the native lane has forgotten the call, or cannot take it
         known.plan.run(ptr, to, seconds(timeout))
         return result
 
