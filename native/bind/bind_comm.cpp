@@ -79,7 +79,7 @@ OpInfo describe(Collective collective, std::uint64_t count, DType dtype, ReduceO
   return info;
 }
 
-PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, bool spin, LoweredPtr lowered, int collective, std::uint64_t count,
+PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, LoweredPtr lowered, int collective, std::uint64_t count,
                  int dtype, int op, Rank root, std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape,
                  double factor, int wire) {
   if (static_cast<int>(lowered->collective) != collective)
@@ -95,18 +95,16 @@ PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, bool spin, L
   request.op = static_cast<ReduceOp>(op);
   request.factor = factor;
   request.info = describe(static_cast<Collective>(collective), count, request.dtype, request.op, root, algorithm, shape, factor);
-  return {communicator, communicator->make_plan(std::move(request)), spin};
+  return {communicator, communicator->make_plan(std::move(request))};
 }
 
-// The Python class: the native communicator and how its synchronous calls begin.
+// The Python class.
 struct PyCommunicator {
   std::shared_ptr<Communicator> native;
-  bool spin;
 
   PyCommunicator(Rank rank, Rank size, double timeout, const std::map<std::string, std::int64_t>& given) {
     const CommOptions options = parse_options(given);
     native = std::make_shared<Communicator>(rank, size, timeout, options);
-    spin = !options.wait.oversubscribed;
   }
 };
 
@@ -200,7 +198,7 @@ void bind_comm(nb::module_& m) {
       .def("connect", &connect, nb::arg("nodes"), nb::arg("peers"), nb::arg("control_offsets"), nb::arg("sockets"), nb::arg("names"))
       .def("plan", [](PyCommunicator& self, std::shared_ptr<Lowered> lowered, int collective, std::uint64_t count, int dtype, int op, Rank root,
                       std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape, double factor, int wire) {
-        return make_plan(self.native, self.spin, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor, wire);
+        return make_plan(self.native, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor, wire);
       }, nb::arg("lowered"), nb::arg("collective"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"),
          nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0, nb::arg("wire") = 0)
       .def("isend", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout) {

@@ -11,7 +11,7 @@ namespace ringleader {
 
 namespace {
 
-constexpr int kQuickRounds = 200;  // progress attempts before the GIL is released: a few microseconds
+constexpr std::uint64_t kHoldBytes = 256 << 10;  // with more to do than this the GIL is released before the work, not only before waiting
 
 void require_pointers(const Plan& plan, std::uintptr_t in, std::uintptr_t out) {
   if ((plan.in_bytes && !in) || (plan.out_bytes && !out))
@@ -26,11 +26,10 @@ void handle_signals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-// With more ranks than cores one attempt is made before the GIL goes: peers that share this core have often been here already.
 void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
   require_pointers(*self.plan, in, out);
   Call call(*self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout);
-  if (call.spin(self.spin ? kQuickRounds : 1)) return;
+  if (self.plan->nbytes <= kHoldBytes && call.spin()) return;
   for (;;) {
     bool done;
     {

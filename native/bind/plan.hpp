@@ -16,7 +16,6 @@ constexpr auto kSlice = std::chrono::milliseconds(100);  // longest wait without
 struct PyPlan {
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<const Plan> plan;
-  bool spin;
 };
 
 struct PyWork {

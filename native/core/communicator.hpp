@@ -100,6 +100,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     double timeout;
     Clock::time_point started{}, deadline{}, next_health{};
     std::uint32_t moves = 0;
+    std::uint32_t looked = 0;  // in vain at peers on other cores, in this wait
     std::vector<pollfd> fds;
   };
 
@@ -113,6 +114,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     if (!turn_.compare_exchange_strong(mine, 0, std::memory_order_release, std::memory_order_relaxed)) release_contended();
   }
   void release_contended();
+  bool worth_another_look(std::uint32_t& looked);
   void update_wanted();  // under mutex_
   bool busy() const { return (turn_.load(std::memory_order_acquire) & kBusy) != 0; }
   void begin(const Plan& plan, void* in, void* out) {
@@ -150,6 +152,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Mesh mesh_;
   CommOptions options_;
   SpinBudget spin_budget_;
+  Patience patience_;  // under kBusy
   std::atomic<double> timeout_;
   std::uint64_t generation_;  // of forks
   std::atomic<State> state_{State::fresh};
@@ -192,7 +195,7 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  bool spin(int rounds);                    // tries without waiting; true if complete
+  bool spin();                              // tries for a few microseconds, without sleeping or yielding; true if complete
   bool advance(Clock::time_point until);    // true if complete; throws the operation's error
 
  private:

@@ -1,4 +1,6 @@
 // How operations get their turn and are driven: on the caller's thread, or on the progress thread.
+#include <sched.h>
+
 #include <algorithm>
 
 #include "core/communicator.hpp"
@@ -14,6 +16,7 @@ constexpr auto kLongestSleep = milliseconds(50);
 constexpr auto kWorthSpinning = std::chrono::microseconds(4);  // a learned budget below this: peers share our core
 constexpr auto kWorthTelling = milliseconds(200);  // a wait that long may end in a timeout, whose message should name the late rank
 constexpr std::uint32_t kMovesPerClock = 64;       // progress steps between looks at the clock
+constexpr int kQuickRounds = 200;                  // attempts of Call::spin: a few microseconds
 
 }  // namespace
 
@@ -38,6 +41,21 @@ void Communicator::update_wanted() {
     turn_.fetch_and(~kWanted, std::memory_order_relaxed);
 }
 
+// Under kBusy, with more ranks than cores, when nothing moved: whether to try again before yielding. `looked` belongs to the wait.
+bool Communicator::worth_another_look(std::uint32_t& looked) {
+  const auto core = static_cast<std::uint32_t>(::sched_getcpu()) + 1;
+  std::atomic<std::uint32_t>& shown = mesh_.own->control.core;
+  if (shown.load(std::memory_order_relaxed) != core) shown.store(core, std::memory_order_relaxed);
+  if (patience_.more(looked) && execution_.waits_elsewhere(core)) {
+    ++looked;
+    cpu_relax();
+    return true;
+  }
+  patience_.learn(looked, false);
+  looked = 0;
+  return false;
+}
+
 // Under kBusy. True when the operation is complete, false after `until`. Throws its error.
 bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p) {
   ControlBlock& own = mesh_.own->control;
@@ -45,11 +63,14 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
     const Execution::Step step = execution_.progress();
     if (step == Execution::Step::done) {
       driver.waiter.progressed();
+      patience_.learn(driver.looked, true);
       return true;
     }
     const bool stopped = aborted(own) || closing_.load(std::memory_order_relaxed);
     if (step == Execution::Step::moved && !stopped) {
       driver.waiter.progressed();
+      patience_.learn(driver.looked, true);
+      driver.looked = 0;
       if (++driver.moves % kMovesPerClock != 0) continue;
       const auto now = Clock::now();
       check(driver, now);
@@ -58,6 +79,7 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
     }
     if (stopped) check(driver, Clock::now());
     if (serve_p2p) p2p_->progress();
+    if (options_.wait.oversubscribed && !stopped && worth_another_look(driver.looked)) continue;
     const std::uint64_t sleeps = driver.waiter.sleeps();
     const auto ready = [&] { return execution_.can_move() || aborted(own) || closing_.load(std::memory_order_relaxed); };
     const auto descriptors = [&] {
@@ -274,18 +296,25 @@ std::string Call::interrupted() const {
   return "an operation was interrupted on " + communicator_.mesh_.name(communicator_.rank());
 }
 
-bool Call::spin(int rounds) {
+bool Call::spin() {
   if (!running_) return false;
-  if (communicator_.spin_budget_.get() < kWorthSpinning) rounds = 1;
+  const bool oversubscribed = communicator_.options_.wait.oversubscribed;
+  const int rounds = communicator_.spin_budget_.get() < kWorthSpinning ? 1 : kQuickRounds;
   Execution& execution = communicator_.execution_;
+  std::uint32_t looked = 0;
   try {
-    for (int i = 0; i < rounds; ++i) {
+    for (int i = 0; oversubscribed || i < rounds; ++i) {
       const Execution::Step step = execution.progress();
       if (step == Execution::Step::done) {
+        communicator_.patience_.learn(looked, true);
         finish();
         return true;
       }
-      if (step == Execution::Step::idle) cpu_relax();
+      if (oversubscribed) {
+        if (step == Execution::Step::idle && !communicator_.worth_another_look(looked)) return false;
+      } else if (step == Execution::Step::idle) {
+        cpu_relax();
+      }
     }
   } catch (const Error& error) {
     fail(error);

@@ -31,6 +31,7 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
     registered_bits_ = 0;
     own_slots_ = reinterpret_cast<std::byte*>(mesh_.own->mailbox) + plan_->inline_offset;
     own_slot_bytes_ = sizeof(Mailbox);
+    links_.clear();
     polls_ = 0;
   } else {
     prepare_slot();

@@ -36,6 +36,8 @@ class Execution {
   const OpInfo& info() const { return info_; }
   std::uint64_t window_number() const { return first_window_ + window_; }
   void finish();  // drops the plan
+  // Whether all peers that this rank waits for now were last seen on cores other than `core` (ControlBlock::core).
+  bool waits_elsewhere(std::uint32_t core) const;
 
  private:
   enum class Phase { enter, finish_previous, run, finish_last, release, done };
@@ -61,6 +63,8 @@ class Execution {
   bool wait_satisfied(const Wait& wait);
   bool waits_satisfied(const Wait* first, std::size_t n);
   bool reached(const Wait& wait, std::uint64_t window) const;
+  template <class Visit>  // bool visit(const Wait& wait, std::uint64_t window); stops when it says false
+  bool each_wait(Visit&& visit) const;
   bool reached_all(const std::vector<Wait>& waits, std::uint64_t window) const;
   void look_at(Rank rank);
   void check_fingerprint(Rank rank) const;

@@ -1,5 +1,6 @@
 // The inline protocol: which plans use it, that its results are those of the slots, bit by bit, and that ranks which disagree, leave or
 // come late are noticed as everywhere else.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 
@@ -161,6 +162,45 @@ TEST_CASE("both protocols in turn, also on the progress thread, keep order") {
       if (a != std::vector<std::int32_t>(7, 6 + 4 * round) || b != std::vector<std::int32_t>(5000, 6 - 4 * round) ||
           c != std::vector<std::int32_t>(7, round))
         throw std::runtime_error("wrong result in round " + std::to_string(round));
+    }
+  });
+  for (const auto& error : errors) CHECK(text_of(error) == "");
+}
+
+TEST_CASE("registered memory of an operation before plays no part in an inlined one") {
+  EngineGroup group(nodes_of(3));
+  const auto errors = group.run([&](Rank r) {
+    const std::vector<Transfer> to_root{{0, 1, 0, 0, 0, 1, 0, 0, 0, 1}, {0, 2, 0, 0, 0, 1, 0, 0, 0, 1}};
+    const auto made = [&](std::uint64_t count) {
+      return group[r]->make_plan(request(to_root, Collective::reduce, group, 0, 1, count, DType::i32, ReduceOp::sum));
+    };
+    const auto large = made(5000), small = made(10);
+    if (large->inlined || !small->inlined) throw std::runtime_error("another protocol than expected");
+    auto* x = static_cast<std::int32_t*>(Arena::instance().allocate(5000 * sizeof(std::int32_t)));
+    for (int round = 0; round < 10; ++round)
+      for (const auto& plan : {large, small}) {
+        std::fill_n(x, 5000, r + round);
+        run_plan(group[r], plan, x, r == 0 ? x : nullptr);
+        if (x[3] != (r == 0 ? 3 + 3 * round : r + round)) throw std::runtime_error("wrong sum in round " + std::to_string(round));
+      }
+    Arena::release(x);
+  });
+  for (const auto& error : errors) CHECK(text_of(error) == "");
+}
+
+TEST_CASE("with more ranks than cores: waits for peers on other cores and on this one") {
+  CommOptions options;
+  options.wait.oversubscribed = true;
+  EngineGroup group(nodes_of(5), 30, options);
+  const auto errors = group.run([&](Rank r) {
+    const auto small = group[r]->make_plan(one_shot(group, 3));
+    const auto large = group[r]->make_plan(one_shot(group, 4000));
+    for (int round = 0; round < 300; ++round) {
+      std::vector<std::int32_t> x(round % 7 == 0 ? 4000 : 3, r + round);
+      Call call(*group[r], round % 7 == 0 ? large : small, x.data(), x.data(), 0);
+      if (round % 2 == 0 || !call.spin())
+        while (!call.advance(Clock::now() + std::chrono::milliseconds(100))) continue;
+      if (x.back() != 10 + 5 * round) throw std::runtime_error("wrong sum in round " + std::to_string(round));
     }
   });
   for (const auto& error : errors) CHECK(text_of(error) == "");
