@@ -15,8 +15,10 @@ help:
 	@echo 'make test         set up .venv, build, run all tests of the Python package'
 	@echo 'make demo         train a small GPT on real text over Ringleader and over Gloo'
 	@echo 'make bench-peers  measure against Open MPI, MPICH, Intel MPI, which it installs below build/peers'
+	@echo 'make bench-regret measure what the tuned choice costs against the best (REGRET_ARGS="--places 2:shm --keep")'
 	@echo 'make bench        measure against Gloo; rewrites the tables and plots in the documentation'
 	@echo 'make verify-all   prove every algorithm for up to 256 ranks'
+	@echo 'make mpi          install Open MPI and MPICH below build/peers; make test does it too'
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
 	@echo 'make lint         ruff                 make typecheck   mypy --strict'
 	@echo 'make docs-check   examples in docstrings, links in the documentation'
@@ -44,6 +46,11 @@ dev: | $(INSTALLED)
 .PHONY: setup
 setup: $(INSTALLED) dev
 
+# Open MPI, MPICH and mpi4py (21 MB to download), each in a prefix of its own below build/peers, for the tests under mpirun.
+.PHONY: mpi
+mpi: setup
+	PYTHONPATH=benchmarks $(BIN)/python -m peers.install openmpi mpich mpi4py
+
 # ---------------------------------------------------------------- use
 
 .PHONY: demo bench bench-peers
@@ -57,10 +64,15 @@ bench: setup
 bench-peers: setup
 	PYTHONPATH=benchmarks $(BIN)/python -m peers $(PEERS_ARGS)
 
+.PHONY: bench-regret
+bench-regret: setup
+	$(BIN)/python benchmarks/regret.py $(REGRET_ARGS)
+
 # ---------------------------------------------------------------- checks
 
 .PHONY: test verify-all lint typecheck docs-check check
 test: setup
+	@$(MAKE) --no-print-directory -s mpi || echo 'no MPI: the tests under mpirun are skipped'
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # Proves every algorithm, as a schedule and lowered, for n = 1..64, 100, 128, 255 and 256.
@@ -91,6 +103,9 @@ export UBSAN_OPTIONS ?= print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
 ADDRESS := address,undefined
+# Where the tests of the UCX transport find libucp: the package that `dev` installs, else the system's; without both they are skipped.
+UCX = RINGLEADER_UCX_LIBRARY=$${RINGLEADER_UCX_LIBRARY:-$$(ls $(VENV)/lib/python*/site-packages/libucx/lib/libucp.so.0 \
+	2>/dev/null || echo libucp.so.0)}
 
 define native_build
 	@$(CMAKE) -S . -B $(BUILD)/$(1) $(CMAKE_FLAGS) -DRINGLEADER_NATIVE_TESTS=ON $(2) >/dev/null
@@ -102,15 +117,15 @@ test-native: setup
 	$(CMAKE) --build $(BUILD)/dev -j $(JOBS) --target ringleader_tests
 	@# A function shared between instruction sets could be linked in the version that this machine cannot run.
 	! nm -C $(BUILD)/dev/CMakeFiles/ringleader_core.dir/native/reduce/isa_*.o | grep ' [TWVu] '
-	timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/dev/ringleader_tests $(NATIVE_ARGS)
+	$(UCX) timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/dev/ringleader_tests $(NATIVE_ARGS)
 
 sanitize-address: | $(INSTALLED)
 	$(call native_build,asan,-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 -DRINGLEADER_SANITIZE=$(ADDRESS))
-	timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/asan/ringleader_tests $(NATIVE_ARGS)
+	$(UCX) timeout --kill-after=10 $(NATIVE_LIMIT) $(BUILD)/asan/ringleader_tests $(NATIVE_ARGS)
 
 sanitize-thread: | $(INSTALLED)
 	$(call native_build,tsan,-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 -DRINGLEADER_SANITIZE=thread)
-	timeout --kill-after=10 $(NATIVE_LIMIT) $(NO_ASLR) $(BUILD)/tsan/ringleader_tests $(NATIVE_ARGS)
+	$(UCX) timeout --kill-after=10 $(NATIVE_LIMIT) $(NO_ASLR) $(BUILD)/tsan/ringleader_tests $(NATIVE_ARGS)
 
 sanitize: sanitize-address sanitize-thread
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ucx_support import why_no_ucx
 
 # Variables of launchers: set by an outer torchrun or mpirun they would make every rl.init() of a test join that job.
 _LAUNCHER_PREFIXES = ("RINGLEADER_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
@@ -20,11 +21,13 @@ def _is_launcher_variable(name: str) -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_outer_job() -> Iterator[None]:
-    """Tests see no launcher variables but their own; RINGLEADER_ISA is kept, to run all tests on other kernels."""
+    """Tests see no launcher variables but their own. Kept are RINGLEADER_ISA, to run all tests on other kernels, and
+    RINGLEADER_UCX_LIBRARY, which tells where UCX is."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if _is_launcher_variable(name) and name != "RINGLEADER_ISA":
+            if _is_launcher_variable(name) and name not in ("RINGLEADER_ISA", "RINGLEADER_UCX_LIBRARY"):
                 patch.delenv(name)
+        patch.setenv("RINGLEADER_TUNING_FILE", "none")  # what somebody has tuned here must not decide a test
         yield
 
 
@@ -37,3 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if hosts in item.path.parents:
             item.add_marker(skip)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked `ucx` where libucp is missing."""
+    if item.get_closest_marker("ucx") is not None and (reason := why_no_ucx()):
+        pytest.skip(reason)

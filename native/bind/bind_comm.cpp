@@ -11,6 +11,7 @@
 #include "bind/bind.hpp"
 #include "bind/plan.hpp"
 #include "core/communicator.hpp"
+#include "transport/ucx/ucx_worker.hpp"
 
 namespace nb = nanobind;
 
@@ -109,8 +110,10 @@ struct PyCommunicator {
 };
 
 void connect(PyCommunicator& self, std::vector<std::int32_t> nodes, const nb::list& processes, std::vector<std::uint64_t> offsets,
-             std::vector<std::vector<int>> sockets, std::vector<std::string> names) {
-  ConnectRequest request{std::move(nodes), {}, std::move(offsets), std::move(sockets), std::move(names)};
+             std::vector<std::vector<int>> sockets, std::vector<std::string> names, std::shared_ptr<UcxWorker> ucx,
+             const std::vector<nb::bytes>& ucx_addresses, std::size_t ucx_channels) {
+  ConnectRequest request{std::move(nodes), {}, std::move(offsets), std::move(sockets), std::move(names), std::move(ucx), {}, ucx_channels};
+  for (const nb::bytes& address : ucx_addresses) request.ucx_addresses.emplace_back(address.c_str(), address.size());
   for (const nb::handle process : processes)
     request.processes.push_back(process.is_none() ? nullptr : nb::cast<std::shared_ptr<PeerProcess>>(process));
   self.native->connect(std::move(request));
@@ -191,11 +194,27 @@ void bind_work(nb::module_& m) {
 
 void bind_comm(nb::module_& m) {
   bind_work(m);
+<<<<<<< HEAD
+=======
+  nb::class_<UcxWorker>(m, "UcxWorker")
+      .def(nb::new_([](const std::vector<std::string>& libraries, const std::map<std::string, std::string>& settings) {
+        nb::gil_scoped_release released;
+        return std::make_shared<UcxWorker>(libraries, settings);
+      }), nb::arg("libraries"), nb::arg("settings"))
+      .def_prop_ro("address", [](UcxWorker& self) { return nb::bytes(self.address().data(), self.address().size()); })
+      .def_prop_ro("library", [](UcxWorker& self) { return "UCX " + self.api().version() + " (" + self.api().library + ")"; });
+  nb::class_<PyPlan>(m, "Plan")
+      .def("run", &run_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
+      .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
+      .def_prop_ro("nbytes", [](PyPlan& self) { return self.plan->nbytes; })
+      .def_prop_ro("windows", [](PyPlan& self) { return self.plan->windows; });
+>>>>>>> main
   nb::class_<PyCommunicator>(m, "Communicator")
       .def(nb::init<Rank, Rank, double, const std::map<std::string, std::int64_t>&>(), nb::arg("rank"), nb::arg("size"),
            nb::arg("timeout"), nb::arg("options"))
       .def("control_offset", [](PyCommunicator& self) { return self.native->control_offset(); })
-      .def("connect", &connect, nb::arg("nodes"), nb::arg("peers"), nb::arg("control_offsets"), nb::arg("sockets"), nb::arg("names"))
+      .def("connect", &connect, nb::arg("nodes"), nb::arg("peers"), nb::arg("control_offsets"), nb::arg("sockets"), nb::arg("names"),
+           nb::arg("ucx").none() = nb::none(), nb::arg("ucx_addresses") = std::vector<nb::bytes>(), nb::arg("ucx_channels") = 0)
       .def("plan", [](PyCommunicator& self, std::shared_ptr<Lowered> lowered, int collective, std::uint64_t count, int dtype, int op, Rank root,
                       std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape, double factor, int wire) {
         return make_plan(self.native, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor, wire);

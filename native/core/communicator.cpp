@@ -8,6 +8,7 @@
 #include "memory/fork.hpp"
 #include "transport/tcp/tcp_link.hpp"
 #include "transport/tcp/tcp_stream.hpp"
+#include "transport/ucx/ucx_link.hpp"
 
 namespace ringleader {
 
@@ -71,13 +72,29 @@ void Communicator::connect_peer(Rank rank, const ConnectRequest& request, std::v
     return;
   }
   const std::vector<int>& sockets = request.sockets[r];
-  if (sockets.size() < 3)
-    throw Error(ErrorKind::invalid, "connect: " + peer.name + " needs at least 3 connections, got " + std::to_string(sockets.size()), {rank});
+  const std::size_t needed = request.ucx ? 2 : 3;
+  if (sockets.size() < needed)
+    throw Error(ErrorKind::invalid, "connect: " + peer.name + " needs at least " + std::to_string(needed) + " connections, got " +
+                                        std::to_string(sockets.size()), {rank});
   options_.wait.turns_per_clock = 1;  // a turn then asks the sockets
   control_[r] = std::make_unique<ControlConnection>(sockets[0], rank, peer.name);
   streams[r] = std::make_unique<TcpStream>(sockets[1], rank, peer.name);
+  connect_data(rank, request);
+}
+
+void Communicator::connect_data(Rank rank, const ConnectRequest& request) {
+  const auto r = static_cast<std::size_t>(rank);
+  Mesh::Peer& peer = mesh_.peers[r];
+  const std::vector<int>& sockets = request.sockets[r];
   for (std::size_t i = 2; i < sockets.size(); ++i)
     peer.links.push_back(std::make_unique<TcpLink>(sockets[i], rank, peer.name));
+  if (!request.ucx) return;
+  if (request.ucx_addresses.size() != request.names.size() || request.ucx_channels < 1 || request.ucx_channels > 255)
+    throw Error(ErrorKind::invalid, "connect: UCX needs an address per rank and 1 to 255 channels, got " +
+                                        std::to_string(request.ucx_addresses.size()) + " and " + std::to_string(request.ucx_channels));
+  for (std::size_t i = 0; i < request.ucx_channels; ++i)
+    peer.links.push_back(std::make_unique<UcxLink>(request.ucx, request.ucx_addresses[r], mesh_.rank, rank,
+                                                   static_cast<std::uint8_t>(i), peer.name));
 }
 
 std::shared_ptr<const Plan> Communicator::make_plan(PlanRequest request) {

@@ -21,6 +21,8 @@
 
 namespace ringleader {
 
+class UcxWorker;
+
 struct CommOptions {
   std::uint64_t slot_bytes = 512 << 10;       // of one large staging slot
   std::uint64_t small_slot_bytes = 32 << 10;  // of one small one
@@ -35,6 +37,9 @@ struct ConnectRequest {
   std::vector<std::uint64_t> control_offsets;            // of their shared blocks
   std::vector<std::vector<int>> sockets;                 // ranks of other nodes: control, p2p, data...
   std::vector<std::string> names;
+  std::shared_ptr<UcxWorker> ucx = nullptr;              // carries the data in the stead of data sockets
+  std::vector<std::string> ucx_addresses = {};           // of the workers of ranks of other nodes
+  std::size_t ucx_channels = 0;                          // links with each
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -145,6 +150,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void run_job(Job& job);
   void p2p_turn(Driver& driver);
   void connect_peer(Rank rank, const ConnectRequest& request, std::vector<std::unique_ptr<ByteStream>>& streams);
+  void connect_data(Rank rank, const ConnectRequest& request);
   void close_links();
   void bury();
   Clock::time_point deadline_in(double timeout, Clock::time_point from) const;

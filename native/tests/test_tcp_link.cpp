@@ -14,20 +14,16 @@
 #include <set>
 #include <thread>
 
-#include "test_tcp_support.hpp"
+#include "test_link_support.hpp"
 
 namespace ringleader {
 namespace {
 
 using test::drive;
+using test::error_of;
+using test::pattern;
 using test::recv_request;
 using test::send_request;
-
-std::vector<unsigned char> pattern(std::size_t bytes, unsigned seed) {
-  std::vector<unsigned char> data(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<unsigned char>((i * 2654435761U + seed * 97U) >> 5);
-  return data;
-}
 
 struct Pair {
   explicit Pair(std::pair<int, int> fds) : a(fds.first, 1, "rank 1 (host b)"), b(fds.second, 0, "rank 0 (host a)") {}
@@ -37,18 +33,6 @@ struct Pair {
   }
   TcpLink a, b;
 };
-
-Error error_of(TcpLink& link) {
-  try {
-    for (int i = 0; i < 1000; ++i) {
-      link.progress();
-      usleep(100);
-    }
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorKind::internal, "nothing was thrown");
-}
 
 }  // namespace
 
@@ -100,80 +84,6 @@ TEST_CASE("operation texts are readable and survive arbitrary codes") {
     for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
     std::memcpy(&info, bytes, sizeof info);
     CHECK(info.text().size() < 400);
-  }
-}
-
-TEST_CASE("tcp link: messages of many sizes and piece layouts arrive whole, both ways at once") {
-  for (const bool tiny : {false, true}) {
-    for (const auto& fds : {test::tcp_pair(), test::unix_pair()}) {
-      if (tiny) {
-        test::tiny_buffers(fds.first);
-        test::tiny_buffers(fds.second);
-      }
-      Pair pair(fds);
-      std::mt19937 random(7);
-      for (std::size_t bytes : {0UL, 1UL, 8UL, 111UL, 16384UL, 16273UL, 300000UL, tiny ? 400001UL : 9000001UL}) {
-        CAPTURE(bytes);
-        std::vector<unsigned char> out[2] = {pattern(bytes, 1), pattern(bytes, 2)};
-        std::vector<unsigned char> in[2] = {std::vector<unsigned char>(bytes + 1, 0xEE), std::vector<unsigned char>(bytes + 1, 0xEE)};
-        const auto pieces = [&](unsigned char* data) {
-          std::vector<Piece> list;
-          std::size_t at = 0;
-          while (at < bytes) {
-            const std::size_t n = std::min<std::size_t>(bytes - at, random() % (bytes / 40 + 3));
-            list.push_back({data + at, n});
-            at += n;
-          }
-          list.push_back({nullptr, 0});
-          return list;
-        };
-        std::uint32_t done[4] = {};
-        pair.a.post_send(send_request(bytes, pieces(out[0].data()), &done[0]));
-        pair.b.post_send(send_request(bytes, pieces(out[1].data()), &done[1]));
-        pair.a.post_recv(recv_request(bytes, pieces(in[0].data()), &done[2]));
-        pair.b.post_recv(recv_request(bytes, pieces(in[1].data()), &done[3]));
-        drive([&] { pair.step(); }, [&] { return done[0] + done[1] + done[2] + done[3] == 4; });
-        for (int side = 0; side < 2; ++side) {
-          CHECK(in[side][bytes] == 0xEE);
-          in[side].pop_back();
-          CHECK(in[side] == out[1 - side]);
-        }
-        CHECK(pair.a.poll_events() == 0);
-      }
-      CHECK(pair.a.bytes_sent == pair.b.bytes_received);
-      CHECK(pair.b.bytes_sent == pair.a.bytes_received);
-      CHECK(pair.a.bytes_sent > 8 * sizeof(MessageHeader));
-    }
-  }
-}
-
-TEST_CASE("tcp link: many small messages are completed in order, whenever their receives are posted") {
-  Pair pair(test::tcp_pair());
-  constexpr std::uint32_t n = 3000;
-  std::vector<std::uint64_t> out(n), in(n);
-  std::vector<std::uint32_t> sent(n), got(n);
-  std::iota(out.begin(), out.end(), 1000);
-  for (std::uint32_t i = 0; i < n; ++i) pair.a.post_send(send_request(1, {{&out[i], i % 9}}, &sent[i], i));
-  while (sent[n - 1] == 0 && pair.a.progress()) {
-  }
-  CHECK(pair.b.progress() == false);  // nothing is read without a receive
-  CHECK(pair.b.bytes_received == 0);
-  std::uint32_t posted = 0;
-  drive(
-      [&] {
-        for (std::uint32_t k = 0; k < 7 && posted < n; ++k, ++posted) {
-          pair.b.post_recv(recv_request(1, {{&in[posted], posted % 9}}, &got[posted], posted));
-        }
-        pair.step();
-        for (std::uint32_t i = 1; i < posted; ++i) {
-          if (got[i] > got[i - 1]) FAIL("out of order");
-        }
-      },
-      [&] { return got[n - 1] == 1; });
-  for (std::uint32_t i = 0; i < n; ++i) {
-    std::uint64_t expected = 0;
-    std::memcpy(&expected, &out[i], i % 9);
-    if (in[i] != expected) FAIL("message " << i);
   }
 }
 
@@ -254,66 +164,6 @@ TEST_CASE("tcp link: folding works on whole aligned items however the bytes are 
     CHECK(std::memcmp(in.data(), expected.data(), 12 * n) == 0);
     ::close(raw);
   }
-}
-
-TEST_CASE("tcp link: malformed posts are refused") {
-  Pair pair(test::unix_pair());
-  char byte[8] = {};
-  auto send = send_request(1, {{byte, 8}}, nullptr);
-  send.header.bytes = 9;
-  CHECK_THROWS_AS(pair.a.post_send(std::move(send)), Error);
-  auto recv = recv_request(1, {{byte, 7}}, nullptr);
-  recv.fold = add_items;
-  recv.item = 4;
-  CHECK_THROWS_AS(pair.a.post_recv(std::move(recv)), Error);
-}
-
-TEST_CASE("tcp link: a different operation is a mismatch that shows both sides, and stores nothing") {
-  Pair pair(test::tcp_pair());
-  unsigned char out[64] = {1, 2, 3}, in[64] = {};
-  std::uint32_t done = 0;
-  auto send = send_request(12, {{out, 64}}, nullptr);
-  send.header.info.shape[0] = 3;
-  send.header.info.shape[1] = 2;
-  send.header.info.dtype = static_cast<std::uint8_t>(DType::i32);
-  pair.a.post_send(std::move(send));
-  pair.a.progress();
-  pair.b.post_recv(recv_request(12, {{in, 64}}, &done));
-  const Error error = error_of(pair.b);
-  const std::string text = error.what();
-  CHECK(error.kind == ErrorKind::mismatch);
-  CHECK(error.ranks == std::vector<Rank>{0});
-  CHECK(text.find("this rank runs all_reduce #12: float32, shape (2, 3)") != std::string::npos);
-  CHECK(text.find("rank 0 (host a) runs all_reduce #12: int32, shape (3, 2)") != std::string::npos);
-  CHECK(done == 0);
-  CHECK(std::count(in, in + 64, 0) == 64);
-  CHECK_THROWS_AS(pair.b.progress(), Error);  // and stays so
-}
-
-TEST_CASE("tcp link: each other header field is compared") {
-  const std::function<void(MessageHeader&)> changes[] = {
-      [](MessageHeader& h) { h.magic ^= 0x20; },
-      [](MessageHeader& h) { h.index++; },
-      [](MessageHeader& h) { h.window++; },
-  };
-  for (const auto& change : changes) {
-    Pair pair(test::tcp_pair());
-    unsigned char data[8] = {};
-    auto send = send_request(5, {{data, 8}}, nullptr);
-    change(send.header);
-    pair.a.post_send(std::move(send));
-    pair.a.progress();
-    pair.b.post_recv(recv_request(5, {{data, 8}}, nullptr));
-    CHECK(error_of(pair.b).kind == ErrorKind::mismatch);
-  }
-  Pair pair(test::tcp_pair());
-  unsigned char data[9] = {};
-  pair.a.post_send(send_request(5, {{data, 9}}, nullptr));
-  pair.a.progress();
-  pair.b.post_recv(recv_request(5, {{data, 8}}, nullptr));
-  const Error error = error_of(pair.b);
-  CHECK(error.kind == ErrorKind::mismatch);
-  CHECK(std::string(error.what()).find("8 bytes; rank 0 (host a) sent window 5, message 0, 9 bytes") != std::string::npos);
 }
 
 TEST_CASE("tcp link: a peer that closes in the middle is lost, whether it was sending or receiving") {
@@ -433,14 +283,6 @@ TEST_CASE("tcp link: a peer that reads nothing for 9 s is late, not lost" * doct
   pair.b.post_recv(recv_request(1, {{in.data(), in.size()}}, &got));
   drive([&] { pair.step(); }, [&] { return sent + got == 2; });
   CHECK(in == out);
-}
-
-TEST_CASE("tcp link: closing is final") {
-  Pair pair(test::unix_pair());
-  pair.a.close();
-  pair.a.close();
-  CHECK(pair.a.poll_fd() == -1);
-  CHECK_THROWS_AS(pair.a.progress(), Error);
 }
 
 }  // namespace ringleader

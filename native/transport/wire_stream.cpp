@@ -56,6 +56,17 @@ std::size_t encode_next(const SendRequest& request, WireCursor& cursor, unsigned
   return written;
 }
 
+std::size_t skip_next(const std::vector<Piece>& pieces, WireFormat wire, WireCursor& cursor, std::size_t room) {
+  std::size_t skipped = 0;
+  while (settle(pieces, cursor)) {
+    const std::size_t n = elements_in(wire, pieces[cursor.piece].bytes / kItem - cursor.at, room - skipped);
+    if (n == 0) break;
+    skipped += encoded_bytes(wire, n);
+    cursor.at += n;
+  }
+  return skipped;
+}
+
 std::size_t decode_next(const RecvRequest& request, WireCursor& cursor, const unsigned char* in, std::size_t available) {
   std::size_t consumed = 0;
   while (settle(request.pieces, cursor)) {

@@ -113,6 +113,21 @@ class PeerProcess:
 
 # ---------------------------------------------------------------- communicator (bind/bind_comm.cpp)
 
+class UcxWorker:
+    """One UCX worker: a communicator's way to other nodes instead of data connections over TCP.
+
+    `libraries`: paths or names of libucp; the first that loads is taken, once per process. `settings`: UCX settings
+    without "UCX_", which override its environment. Raises errors.invalid with what was tried or what UCX said.
+    """
+
+    def __init__(self, libraries: list[str], settings: dict[str, str]) -> None: ...
+    @property
+    def address(self) -> bytes:
+        """What peers need to reach it."""
+    @property
+    def library(self) -> str:
+        """Version and path, for messages."""
+
 class Communicator:
     """One rank's end of a group. Construct on every rank, exchange `control_offset()`, then `connect`."""
 
@@ -128,10 +143,15 @@ class Communicator:
         control_offsets: list[int],
         sockets: list[list[int]],
         names: list[str],
+        ucx: UcxWorker | None = None,
+        ucx_addresses: list[bytes] = [],
+        ucx_channels: int = 0,
     ) -> None:
         """Per rank: node id; for ranks of my node their process and control offset; for other ranks connected,
         authenticated TCP descriptors [control, p2p, data channel 0, data channel 1, ...] (owned from here on); a name
-        for messages ("rank 2 (host b, pid 77)"). Entries of my own rank: process itself, my offset, [], my name."""
+        for messages ("rank 2 (host b, pid 77)"). Entries of my own rank: process itself, my offset, [], my name.
+        With `ucx` there are no data channels among the sockets; `ucx_channels` links per rank of another node go to the
+        worker whose address `ucx_addresses` holds for it."""
     def plan(
         self,
         lowered: Lowered,

@@ -1,4 +1,4 @@
-"""The native engine keeps the suite: shared memory inlined or through slots, plain or registered, and TCP."""
+"""The native engine keeps the suite: shared memory inlined or through slots, plain or registered, TCP and UCX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEW = (0, 1, 2, 3, 5, 8, 12, 13, 33, 129, 1000, 4099)
 
 class _Engine(CollectiveConformance):
     transport: ClassVar[str]
-    env: ClassVar[dict[str, str | None]] = {}
+    env: ClassVar[dict[str, str]] = {}
     registered: ClassVar[bool] = False
     group: ClassVar[rl.WorkerGroup | None] = None
 
@@ -59,9 +59,22 @@ class TestSlots(_Engine):
     """Small data through the staging slots: with the inline protocol on, they carry only what is larger."""
 
     transport = "shm"
-    env: ClassVar[dict[str, str | None]] = {"RINGLEADER_INLINE_LIMIT": "0"}
+    env: ClassVar[dict[str, str]] = {"RINGLEADER_INLINE_LIMIT": "0"}
     counts = FEW
 
 
 class TestTcp(_Engine):
     transport = "tcp"
+
+
+@pytest.mark.ucx
+class TestUcxOverTcp(_Engine):
+    transport = "ucx"
+    env: ClassVar[dict[str, str]] = {"UCX_TLS": "tcp,self"}
+
+
+@pytest.mark.ucx
+class TestUcxOverSharedMemory(_Engine):
+    transport = "ucx"
+    env: ClassVar[dict[str, str]] = {"UCX_TLS": "sm,self"}
+    counts = (0, 1, 7, 33, 1000, 65537)

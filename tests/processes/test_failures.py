@@ -17,7 +17,7 @@ import pytest
 
 import ringleader as rl
 
-TRANSPORTS = ["shm", "tcp"]
+TRANSPORTS = ["shm", "tcp", pytest.param("ucx", marks=pytest.mark.ucx)]
 
 
 def _run(script: str, *args: str, timeout: float = 60, **kwargs: Any) -> subprocess.CompletedProcess[str]:

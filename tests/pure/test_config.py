@@ -10,6 +10,7 @@ import pytest
 
 from ringleader.errors import InvalidArgument
 from ringleader.runtime import config as config_module
+from ringleader.runtime import ucx
 from ringleader.runtime.config import SETTINGS, SUBSYSTEMS, Config, logger, settings_table, setup_logging
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -54,7 +55,7 @@ def test_values(name, text, value):
     ("name", "text", "expected"),
     [
         ("PROTO", "ll128", "auto, pull or push"),
-        ("TRANSPORT", "ib", "auto, shm or tcp"),
+        ("TRANSPORT", "ib", "auto, shm, tcp or ucx"),
         ("SHM_DISABLE", "2", "0 or 1"),
         ("BUFFSIZE", "4T", "K, M or G"),
         ("BUFFSIZE", "100", "from 4K"),
@@ -67,6 +68,10 @@ def test_values(name, text, value):
         ("DEBUG", "LOUD", "VERSION, WARN, INFO or TRACE"),
         ("DEBUG_SUBSYS", "NETT", "NET"),
         ("SOCKET_IFNAME", " ", "prefixes"),
+        ("NET", "ib", "tcp or ucx"),
+        ("IB_HCA", "mlx5_0:x", "devices"),
+        ("IB_HCA", "mlx5_0,,mlx5_1", "devices"),
+        ("IB_TIMEOUT", "32", "1 to 31"),
         ("RANK", "first", "integer from 0"),
         ("ISA", "sse9", "avx512"),
     ],
@@ -97,8 +102,40 @@ def test_overrides_win_and_are_checked_alike():
 def test_contradictions():
     with pytest.raises(InvalidArgument, match="contradict"):
         read(TRANSPORT="shm", SHM_DISABLE="1")
+    for transport, net in (("tcp", "ucx"), ("ucx", "tcp")):
+        with pytest.raises(InvalidArgument, match="contradict"):
+            read(TRANSPORT=transport, NET=net)
     with pytest.raises(InvalidArgument, match="above"):
         read(MIN_NCHANNELS="4", MAX_NCHANNELS="3")
+
+
+@pytest.mark.parametrize(
+    ("given", "network", "shm"),
+    [
+        ({}, "tcp", True),
+        ({"NET": "ucx"}, "ucx", True),
+        ({"NET": "ucx", "SHM_DISABLE": "1"}, "ucx", False),
+        ({"TRANSPORT": "ucx"}, "ucx", False),
+        ({"TRANSPORT": "tcp"}, "tcp", False),
+    ],
+)
+def test_what_carries_data(given, network, shm):
+    config = read(**given)
+    assert (config.network, config.use_shm) == (network, shm)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [("mlx5_0", "mlx5_0:1"), ("mlx5_0, mlx5_1:2", "mlx5_0:1,mlx5_1:2"), ("^mlx5_3", "^mlx5_3:1")],
+)
+def test_infiniband_devices_are_told_to_ucx_with_their_ports(text, devices):
+    assert ucx.settings(read(IB_HCA=text)) == {"NET_DEVICES": devices}
+    assert ucx.settings(Config()) == {} and ucx.environment(Config()) == {}
+
+
+def test_the_ucx_library_that_is_asked_for_is_the_only_one_tried(tmp_path):
+    assert ucx.libraries(read(UCX_LIBRARY=str(tmp_path))) == [str(tmp_path / "libucp.so.0")]
+    assert ucx.libraries(Config())[0] == "libucp.so.0"
 
 
 @pytest.mark.parametrize(("low", "high", "channels"), [(1, 64, 2), (4, 8, 4), (1, 1, 1), (3, 3, 3)])

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <new>
 
+#include "transport/message.hpp"
 #include "transport/tcp/socket.hpp"
 
 namespace ringleader {
@@ -28,36 +29,8 @@ constexpr std::size_t kMaxIovecs = 64;
 constexpr std::size_t kAlign = 64;
 static_assert(kBudget >= kBufferBytes && kReadAhead >= sizeof(MessageHeader));
 
-void check_posted(const MessageHeader& header, const std::vector<Piece>& pieces, WireFormat wire) {
-  const std::uint64_t total = payload_bytes(pieces, wire);
-  if (header.bytes != total) {
-    throw Error(ErrorKind::internal, "message header says " + std::to_string(header.bytes) + " bytes but its pieces hold " +
-                                         std::to_string(total));
-  }
-}
-
 Piece part(SendRequest& request, std::size_t index) {
   return index == 0 ? Piece{&request.header, sizeof request.header} : request.pieces[index - 1];
-}
-
-std::string position(const MessageHeader& header) {
-  return "window " + std::to_string(header.window) + ", message " + std::to_string(header.index) + ", " +
-         std::to_string(header.bytes) + " bytes";
-}
-
-// What differs between the message that had to come and the one that came.
-std::string difference(const MessageHeader& expected, const MessageHeader& got, const std::string& peer_name) {
-  if (got.magic != expected.magic) {
-    return peer_name + " sent something that is not a message of this protocol version (it starts with " +
-           std::to_string(got.magic) + ", expected " + std::to_string(expected.magic) +
-           "): do all ranks run the same version?";
-  }
-  if (std::memcmp(&got.info, &expected.info, sizeof got.info) != 0) {
-    return "ranks disagree about the operation: this rank runs " + expected.info.text() + "; " + peer_name + " runs " +
-           got.info.text();
-  }
-  return "ranks disagree about a message of " + expected.info.text() + ": this rank expects " + position(expected) + "; " +
-         peer_name + " sent " + position(got);
 }
 
 }  // namespace
@@ -82,14 +55,7 @@ void TcpLink::post_send(SendRequest&& request) {
 
 void TcpLink::post_recv(RecvRequest&& request) {
   check_posted(request.header, request.pieces, request.wire);
-  if (request.fold != nullptr) {
-    for (const Piece& piece : request.pieces) {
-      if (request.item == 0 || request.item > kAlign || piece.bytes % request.item != 0) {
-        throw Error(ErrorKind::internal, "a piece of " + std::to_string(piece.bytes) + " bytes cannot be folded in items of " +
-                                             std::to_string(request.item) + " bytes");
-      }
-    }
-  }
+  check_fold(request, kAlign);
   recvs_.push_back(std::move(request));
 }
 
@@ -217,7 +183,7 @@ std::size_t TcpLink::recv_some(std::size_t budget) {
   while (!recvs_.empty() && moved < budget) {
     RecvRequest& request = recvs_.front();
     const std::size_t before = end_ - begin_;
-    if (!header_seen_ && before >= sizeof(MessageHeader)) check_header(request);
+    if (!header_seen_ && before >= sizeof(MessageHeader)) take_header(request);
     if (header_seen_) consume_buffer(request);
     moved += before - (end_ - begin_);
     if (header_seen_ && remaining_ == 0) {
@@ -242,12 +208,10 @@ std::size_t TcpLink::recv_some(std::size_t budget) {
   return moved;
 }
 
-void TcpLink::check_header(const RecvRequest& request) {
+void TcpLink::take_header(const RecvRequest& request) {
   MessageHeader got;
   std::memcpy(&got, buffer_.get() + begin_, sizeof got);
-  if (std::memcmp(&got, &request.header, sizeof got) != 0) {
-    throw Error(ErrorKind::mismatch, difference(request.header, got, peer_name_), {peer_});
-  }
+  check_header(request.header, got, peer_, peer_name_);
   // From here on sizes come from the posted request, never from the wire.
   begin_ += sizeof got;
   header_seen_ = true;

@@ -44,7 +44,7 @@ class TcpLink final : public Link {
   std::size_t gather_encoded(iovec* vectors);
   void advance_send(std::size_t bytes);
   bool advance_encoded(std::size_t& bytes);
-  void check_header(const RecvRequest& request);
+  void take_header(const RecvRequest& request);
   void consume_buffer(RecvRequest& request);
   std::size_t read_into_buffer(std::size_t limit, bool& drained);
   std::size_t read_into_pieces(const RecvRequest& request, std::size_t limit, bool& drained);

@@ -98,7 +98,7 @@ def make_request(
     specs = [None] if algorithm is None else algorithm_specs(name, algorithm)
     least, most, factor, step = limits
     setup = Setup(
-        one_of(transport, ("auto", "shm", "tcp"), "transport"),
+        one_of(transport, ("auto", "shm", "tcp", "ucx"), "transport"),
         one_of(protocol, ("auto", "push", "pull"), "protocol"),
         gloo,
     )

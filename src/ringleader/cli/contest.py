@@ -30,8 +30,9 @@ from ringleader.tune.trials import Trial, schedule_of
 
 __all__ = ["Contest", "Times"]
 
-_FEWEST, _MOST = 2, 400  # iterations of a block
+_MOST = 400  # iterations of a block
 _PROBED = 3  # iterations that tell how many fit into a block
+_LONG = 5e-3  # seconds
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Contest:
         self.comm = comm
         self._memory = np.zeros((2, 1), np.float32)
         self._plans: dict[Trial, _core.Plan] = {}
+        self._took: dict[Trial, float] = {}
 
     def measure(self, trials: Sequence[Trial], seconds: float, blocks: int) -> Times:
         """Measure all trials, `seconds` for each block of each; all ranks call it and get the same.
@@ -58,13 +60,15 @@ class Contest:
         trials
             Of one size or of several.
         seconds
-            Of a block; it has at least two iterations even if they take longer.
+            Of a block; it has one or two iterations even if they take longer.
         blocks
             Times that all trials are gone through, in another order each time.
         """
         began = time.perf_counter()
+        self._make_room(max(trial.nbytes for trial in trials))
         ready = [self._ready(trial) for trial in trials]
-        counts = self._iterations(ready, seconds)
+        took = self._estimates(trials, ready)
+        counts = [max(1 if t > _LONG else 2, min(int(seconds / t), _MOST)) for t in took]
         order = np.arange(len(ready))
         shuffle = np.random.default_rng(len(ready))  # the same on all ranks: they must run the same trials
         mine = np.zeros((len(ready), blocks))
@@ -73,33 +77,40 @@ class Contest:
             for number in order:
                 plan, address = ready[number]
                 self.comm.barrier()
-                plan.run(*address)
-                mine[number, block] = _middle(_run(plan, address, counts[number]))
-        slowest = self.comm.all_reduce(mine, "max") / 1e9
+                if took[number] < _LONG:  # else what ran before has left nothing in the caches that matters
+                    plan.run(*address)
+                mine[number, block] = _middle(_run(plan, address, counts[number])) / 1e9
+        slowest = self.comm.all_reduce(mine, "max")
+        self._took |= {trial: float(np.median(row)) for trial, row in zip(trials, slowest, strict=True)}
         elapsed = exchange(self.comm, time.perf_counter() - began)[0]
         return Times(tuple(map(tuple, slowest.tolist())), elapsed)
+
+    def _make_room(self, nbytes: int) -> None:
+        # Zeros stay zeros whatever is reduced, so no number becomes slow or infinite. They are written, so that the
+        # pages are there.
+        floats = max(nbytes // 4, self.comm.size)
+        if self._memory.shape[1] < floats:
+            self._memory = np.empty((2, floats), np.float32)
+            self._memory.fill(0)
 
     def _ready(self, trial: Trial) -> tuple[_core.Plan, tuple[int, int]]:
         if trial not in self._plans:
             self._plans[trial] = _plan(self.comm, trial)
-        # Zeros stay zeros whatever is reduced, so no number becomes slow or infinite. They are written, so that the
-        # pages are there.
-        floats = max(trial.nbytes // 4, self.comm.size, 1)
-        if self._memory.shape[1] < floats:
-            self._memory = np.empty((2, floats), np.float32)
-            self._memory.fill(0)
         first, second = (int(row.ctypes.data) for row in self._memory)
         return self._plans[trial], (first, second if Collective(trial.collective).blocked else first)
 
-    def _iterations(self, ready: Sequence[tuple[_core.Plan, tuple[int, int]]], seconds: float) -> list[int]:
-        """Iterations of a block of each trial, the same on every rank."""
-        probed = np.zeros(len(ready))
-        for number, (plan, address) in enumerate(ready):
-            self.comm.barrier()
-            plan.run(*address)
-            probed[number] = float(np.median(_run(plan, address, _PROBED)))
-        slowest = self.comm.all_reduce(probed, "max")
-        return [int(count) for count in np.clip(seconds * 1e9 / np.maximum(slowest, 1.0), _FEWEST, _MOST)]
+    def _estimates(self, trials: Sequence[Trial], ready: Sequence[tuple[_core.Plan, tuple[int, int]]]) -> list[float]:
+        """About how long each trial takes, in seconds; the same on every rank."""
+        for runs in (1, _PROBED):  # what turns out to be short is asked again: the first run is never typical
+            probed = np.zeros(len(ready))
+            for number, (trial, (plan, address)) in enumerate(zip(trials, ready, strict=True)):
+                known = self._took.get(trial)
+                if known is None or (runs > 1 and known < _LONG):
+                    self.comm.barrier()
+                    probed[number] = float(np.median(_run(plan, address, runs))) / 1e9
+            slowest = self.comm.all_reduce(probed, "max").tolist()
+            self._took |= {trial: t for trial, t in zip(trials, slowest, strict=True) if t > 0}
+        return [max(self._took[trial], 1e-7) for trial in trials]
 
 
 def _plan(comm: Communicator, trial: Trial) -> _core.Plan:

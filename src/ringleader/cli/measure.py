@@ -24,6 +24,7 @@ from ringleader.cli.gloo import Gloo
 from ringleader.cli.operands import Buffers, Operands, elements, operands
 from ringleader.cli.patterns import Kind, Patterns, kind_of
 from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.config import Config
 from ringleader.runtime.start import init
 from ringleader.schedule import Collective
 
@@ -157,6 +158,7 @@ class Session:
         protocol = None if setup.protocol == "auto" else setup.protocol
         transport = None if setup.transport == "auto" else setup.transport
         self.comm: Communicator = init(transport=transport, proto=protocol)
+        self.network = Config.from_environment(None, transport=transport).network
         self.gloo = Gloo(self.comm) if setup.gloo else None
 
     def close(self) -> None:
@@ -170,7 +172,7 @@ class Session:
         comm = self.comm
         here = comm.nodes[comm.rank]
         shared = sum(node == here for node in comm.nodes)
-        links = "shm" if shared == comm.size else "tcp" if shared == 1 else "shm+tcp"
+        links = "shm" if shared == comm.size else self.network if shared == 1 else f"shm+{self.network}"
         mine = {
             "rank": comm.rank,
             "host": socket.gethostname(),

@@ -4,66 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
-from ringleader import _core
 from ringleader.cli.contest import Contest, Times
 from ringleader.cli.drive import ranks_of_job
+from ringleader.cli.exchange import exchange
 from ringleader.errors import InvalidArgument
+from ringleader.runtime.addresses import network_id
 from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.config import Config
 from ringleader.runtime.spawn import WorkerGroup
 from ringleader.runtime.start import init
+from ringleader.tune.place import Place
 from ringleader.tune.trials import Trial
 
-__all__ = ["JobWorld", "LocalWorlds", "Place", "Worlds", "open_worlds", "parse_places"]
+__all__ = ["JobWorld", "LocalWorlds", "Worlds", "open_worlds"]
 
 _START_LIMIT = 120.0
 _MEASURE_LIMIT = 600.0
-TRANSPORTS = ("shm", "tcp")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where is measured: number of ranks, the node of each, and how they are connected (``shm``, ``tcp`` or both)."""
-
-    ranks: int
-    transport: str
-    nodes: tuple[int, ...]
-    hosts: int = 1
-
-    @classmethod
-    def local(cls, ranks: int, transport: str) -> Place:
-        """Ranks of this host that all share memory, or all use TCP."""
-        return cls(ranks, transport, (0,) * ranks if transport == "shm" else tuple(range(ranks)))
-
-    def __str__(self) -> str:
-        return f"{self.ranks}:{self.transport}"
-
-
-def parse_places(text: str) -> list[Place]:
-    """Places from ``2:shm,4:tcp``.
-
-    Raises
-    ------
-    InvalidArgument
-        Not of that form; the message shows the form.
-
-    Examples
-    --------
-    >>> [str(place) for place in parse_places("2:shm, 4:tcp")]
-    ['2:shm', '4:tcp']
-    """
-    places = []
-    for part in text.split(","):
-        ranks, _, transport = part.strip().partition(":")
-        if not ranks.isdecimal() or not 2 <= int(ranks) <= 1024 or transport not in TRANSPORTS:
-            raise InvalidArgument(
-                f"{part.strip()!r} is not a place; expected ranks:transport with at least 2 ranks and a transport of "
-                f"{', '.join(TRANSPORTS)}, as in 2:shm,4:tcp"
-            )
-        places.append(Place.local(int(ranks), transport))
-    return list(dict.fromkeys(places))
 
 
 class LocalWorlds:
@@ -75,18 +34,18 @@ class LocalWorlds:
     leader = True
 
     def __init__(self, most: int) -> None:
-        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        for name in ("RINGLEADER_ALGO", "RINGLEADER_PROTO", "RINGLEADER_TRANSPORT"):
-            environment[name] = None  # type: ignore[assignment]
+        environment: dict[str, str | None] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        names = ("RINGLEADER_ALGO", "RINGLEADER_PROTO", "RINGLEADER_RULES", "RINGLEADER_TRANSPORT")
+        environment |= dict.fromkeys(names)
+        environment["RINGLEADER_TUNING_FILE"] = "none"  # what is measured must not depend on the last tuning
         self.size = most
         self._group = WorkerGroup(most, env=environment)
 
-    def open(self, place: Place) -> Place:
+    def open(self, place: Place) -> None:
         """Form a world, after leaving the one before."""
         if place.ranks > self.size:
             raise InvalidArgument(f"{place.ranks} ranks, but only {self.size} processes were started")
         self._group.run(_open, place.ranks, place.transport, timeout=_START_LIMIT)
-        return place
 
     def measure(self, trials: Sequence[Trial], seconds: float, blocks: int) -> Times:
         """Measure in the world; see `Contest.measure`."""
@@ -105,39 +64,57 @@ class LocalWorlds:
 
 
 class JobWorld:
-    """The job that this process is a rank of: one world, the actual one; a context manager."""
+    """The job that this process is a rank of: one world, the actual one; a context manager.
+
+    Rank 0 decides what is measured; the others `follow` it, so that nothing they compute could differ.
+    """
 
     def __init__(self) -> None:
         self._comm = init()
         self._contest = Contest(self._comm)
         self.size = self._comm.size
         self.leader = self._comm.rank == 0
+        self._hosts = len(set(exchange(self._comm, network_id())))
 
     @property
     def place(self) -> Place:
         """The job's layout."""
         nodes = self._comm.nodes
         distinct = len(set(nodes))
-        transport = "shm" if distinct == 1 else "tcp" if distinct == len(nodes) else "shm+tcp"
-        return Place(self.size, transport, nodes, self._comm.hosts)
+        net = Config.from_environment().network
+        transport = "shm" if distinct == 1 else net if distinct == len(nodes) else f"shm+{net}"
+        return Place(nodes, transport, self._hosts)
 
-    def open(self, place: Place) -> Place:
-        """There is only one world; returns what it is."""
-        return self.place
+    def open(self, place: Place) -> None:
+        """There is only one world, and it is open."""
 
     def measure(self, trials: Sequence[Trial], seconds: float, blocks: int) -> Times:
-        """Measure; all ranks call it."""
+        """Measure; on rank 0 only."""
+        exchange(self._comm, [[asdict(trial) for trial in trials], seconds, blocks])
         return self._contest.measure(trials, seconds, blocks)
 
+    def follow(self) -> None:
+        """Take part in what rank 0 measures, until it closes."""
+        while (told := exchange(self._comm, None)[0]) is not None:
+            trials, seconds, blocks = told
+            self._contest.measure(
+                [Trial(**{**trial, "ends": tuple(trial["ends"])}) for trial in trials], seconds, blocks
+            )
+
     def close(self) -> None:
-        """Leave the job."""
+        """End the measuring (rank 0) and leave the job."""
+        if self.leader:
+            exchange(self._comm, None)
         self._comm.close()
 
     def __enter__(self) -> JobWorld:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._comm.close()
 
 
 Worlds = LocalWorlds | JobWorld
@@ -146,11 +123,6 @@ Worlds = LocalWorlds | JobWorld
 def open_worlds(places: Sequence[Place]) -> Worlds:
     """The job that this process was launched in, else processes for the largest of `places`."""
     return LocalWorlds(max(place.ranks for place in places)) if ranks_of_job(None) is None else JobWorld()
-
-
-def cores() -> int:
-    """Cores that the ranks of this host share."""
-    return _core.usable_cores()
 
 
 # ------------------------------------------------------------------------------------------------ in the local ranks

@@ -17,7 +17,7 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.links import Key, Target, establish
 from ringleader.runtime.meeting import Meeting, Reported
 from ringleader.runtime.store import Store
+from ringleader.runtime.tuning import Guide, check_agreement, tell, understand
+from ringleader.runtime.ucx import open_worker
 
 if TYPE_CHECKING:
     from ringleader import _core
@@ -52,6 +54,8 @@ class Card:
     channels: int
     identity: str
     known: tuple[str, ...] = ()
+    net: str = "tcp"
+    told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
 
     @property
     def name(self) -> str:
@@ -67,6 +71,7 @@ class _End:
     unix: str | None = None
     tcp: tuple[tuple[str, int, int], ...] = ()  # address, scope (0 or 1: link-local), port
     interface: str | None = None
+    ucx: str | None = None  # address of the UCX worker, hexadecimal
 
 
 @dataclass
@@ -80,6 +85,7 @@ class Connected:
     names: list[str]
     hostnames: list[str]
     channels: int
+    guide: Guide
     interface: Selection | None = None
 
     @property
@@ -107,6 +113,7 @@ def connect_group(
     native_comm_factory: Callable[[int], _core.Communicator],
     route_to: str | None = None,
     watch: Callable[[], None] | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> Connected:
     """Form a group of `size` ranks; every member calls it with the same `group_id`.
 
@@ -126,6 +133,8 @@ def connect_group(
         Name or address of the master host: the interface that routes to it is used.
     watch
         Called now and then while waiting; raises if a member is known to be dead.
+    told
+        What the job's rank 0 has told about the choice of algorithms, if this is not the job's first group.
 
     Raises
     ------
@@ -137,7 +146,7 @@ def connect_group(
     meeting = Meeting(store, group_id, rank, size, timeout, watch)
     with contextlib.ExitStack() as undo:
         try:
-            connected = _form(meeting, secret, config, native_comm_factory, route_to, undo)
+            connected = _form(meeting, secret, config, native_comm_factory, route_to, undo, told)
         except Reported as reported:
             raise reported.error from None
         except BaseException as error:
@@ -166,16 +175,25 @@ def _form(
     native_comm_factory: Callable[[int], _core.Communicator],
     route_to: str | None,
     undo: contextlib.ExitStack,
+    told: Mapping[str, Any] | None,
 ) -> Connected:
     rank, size = meeting.rank, meeting.size
-    cards = [_read_card(raw) for raw in meeting.gather("cards", asdict(_my_card(rank, config)))]
+    card = _my_card(rank, config, (told or tell(config)) if rank == 0 else None)
+    cards = [_read_card(raw) for raw in meeting.gather("cards", asdict(card))]
+    guide = understand(cards[0].told or {}, config, len({card.network for card in cards}))
     nodes = node_ids(cards)
     if len(set(nodes)) > 1 and any(card.transport == "shm" for card in cards):
         raise InvalidArgument(
             "RINGLEADER_TRANSPORT=shm, but not all ranks can share memory: "
             f"{'; '.join(f'{c.name} on node {n}' for c, n in zip(cards, nodes, strict=True))}"
         )
+    if len(set(nodes)) > 1 and len({card.net for card in cards}) > 1:
+        raise InvalidArgument(
+            "the ranks disagree about RINGLEADER_NET (or RINGLEADER_TRANSPORT): "
+            f"{'; '.join(f'{c.name} uses {c.net}' for c in cards)}"
+        )
     plan = _Plan(cards, nodes, rank)
+    ucx = open_worker(config) if plan.remote and config.network == "ucx" else None
     native = native_comm_factory(nodes.count(nodes[rank]))
     undo.callback(native.close, 0.0)
     with contextlib.ExitStack() as listening:
@@ -185,6 +203,7 @@ def _form(
             unix.getsockname()[1:].decode() if unix is not None else None,
             tuple((a.ip, int(a.scope != 0), sock.getsockname()[1]) for a, sock in tcp),
             selection.interface if selection is not None else None,
+            ucx.address.hex() if ucx is not None else None,
         )
         ends = [_read_end(raw) for raw in meeting.gather("ends", asdict(mine))]
         _connect_processes(plan, ends, unix, secret, meeting)
@@ -197,8 +216,11 @@ def _form(
     ]
     names = [card.name for card in cards]
     descriptors = [[sock.detach() for sock in row] for row in sockets]  # the native core owns them from here on
-    native.connect(nodes, peers, [end.control_offset for end in ends], descriptors, names)
-    meeting.gather("ready", {})
+    given: tuple[Any, ...] = (nodes, peers, [end.control_offset for end in ends], descriptors, names)
+    if ucx is not None:
+        given += (ucx, [bytes.fromhex(end.ucx or "") for end in ends], plan.channels)
+    native.connect(*given)
+    check_agreement([told["digest"] for told in meeting.gather("ready", {"digest": guide.digest})], names)
     meeting.finish()
     logger("INIT").info(
         "group %r: rank %d of %d, node %d with ranks on %d node(s)",
@@ -208,10 +230,10 @@ def _form(
         nodes[rank],
         len(set(nodes)),
     )
-    return Connected(native, rank, size, nodes, names, [c.hostname for c in cards], plan.channels, selection)
+    return Connected(native, rank, size, nodes, names, [c.hostname for c in cards], plan.channels, guide, selection)
 
 
-def _my_card(rank: int, config: Config) -> Card:
+def _my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
     check_interface_choice(config)
     return Card(
         rank=rank,
@@ -221,9 +243,11 @@ def _my_card(rank: int, config: Config) -> Card:
         network=network_id(),
         shm=config.use_shm,
         transport=config.transport,
+        net=config.network,
         channels=config.channels,
         identity=processes.my_identity().hex(),
         known=tuple(identity.hex() for identity in processes.known_processes()) if config.use_shm else (),
+        told=None if told is None else dict(told),
     )
 
 
@@ -271,7 +295,9 @@ class _Plan:
 
     def network_keys(self, peer: int) -> list[Key]:
         """Connections with a rank of another node, in the order in which the native core takes them."""
-        data = [Key(peer, Purpose.DATA, index) for index in range(self.channels)]
+        # UCX makes the data connections itself.
+        sockets = 0 if self.cards[self.rank].net == "ucx" else self.channels
+        data = [Key(peer, Purpose.DATA, index) for index in range(sockets)]
         return [Key(peer, Purpose.CONTROL), Key(peer, Purpose.P2P), *data]
 
 

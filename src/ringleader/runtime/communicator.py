@@ -9,7 +9,7 @@ import os
 import time
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -71,7 +71,8 @@ class Communicator(PersistentCollectives, Messages):
         self.nodes: tuple[int, ...] = tuple(group.nodes)
         self.local_rank = group.local_ranks.index(group.rank)
         self.local_size = len(group.local_ranks)
-        self._planner = Planner(group.core, self.nodes, job.config)
+        self._planner = Planner(group.core, self.nodes, group.guide.config, group.guide.rules, group.guide.model)
+        self._told = group.guide.told
         self._live = LiveWorks()
         self._known = OrderedDict()
         self._barriers = {}
@@ -265,7 +266,7 @@ class Communicator(PersistentCollectives, Messages):
                 gone = describe_loss(lost, self._names)
                 raise errors.PeerLost(f"cannot form group {name!r}: {gone} died", lost)
 
-        group = connect(self._job, name, rank, len(members), limit, self.timeout, watch)
+        group = connect(self._job, name, rank, len(members), limit, self.timeout, watch, self._told)
         return Communicator(self._job, group, name)
 
     def shrink(self, *, timeout: float = 30.0) -> Communicator:
@@ -347,6 +348,7 @@ def connect(
     timeout: float,
     operation_timeout: float,
     watch: Callable[[], None] | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> Connected:
     """Form a group of `size` ranks, of which this process is `rank`.
 
@@ -358,6 +360,8 @@ def connect(
         Seconds for forming the group, and for each of its operations by default.
     watch
         Called now and then while waiting; raises if a member is known to be dead.
+    told
+        By what the job chooses (see `tuning`), if this is not its first group.
     """
     config = job.config
 
@@ -387,6 +391,7 @@ def connect(
         native_comm_factory=make,
         route_to=job.route_to,
         watch=watch,
+        told=told,
     )
 
 

@@ -98,6 +98,13 @@ def _size(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+def _devices(value: str) -> str:
+    names = [name.strip() for name in value.strip().removeprefix("^").split(",")]
+    if not all(re.fullmatch(r"[^\s:^,]+(:\d+)?", name) for name in names):
+        raise ValueError
+    return ("^" if value.strip().startswith("^") else "") + ",".join(names)
+
+
 def _seconds(value: str) -> float:
     number = float(value)
     if not (number > 0 and math.isfinite(number)):
@@ -150,12 +157,37 @@ SETTINGS: tuple[Setting, ...] = (
         "Rules that come before the tuner's and the built-in ones (docs/selection.md); rank 0 reads it for all.",
     ),
     Setting(
+        "ALGORITHM_FILES", _text, "paths separated by `:`", "none",
+        "Algorithms to load at the start: one's own (.py), MSCCL (.xml), MSCCL++ plans and schedules (.json).",
+    ),
+    Setting(
+        "TUNING_FILE", _text, "path, or none", "~/.config/ringleader/tuning/(machine).json",
+        "What `ringleader tune` has found on this machine (docs/tuning.md); rank 0 reads it for all.",
+    ),
+    Setting(
         "WIRE", _choice("f32", "bf16", "f16", "int8", "onebit"), "f32, bf16, f16, int8 or onebit", "f32",
         "How float32 values of reductions travel between nodes, where the call does not say (docs/wire.md).",
     ),
     Setting(
-        "TRANSPORT", _choice("auto", "shm", "tcp"), "auto, shm or tcp", "auto",
-        "auto: shared memory within a host, TCP between hosts. shm: refuse anything else. tcp: TCP even within a host.",
+        "TRANSPORT", _choice("auto", "shm", "tcp", "ucx"), "auto, shm, tcp or ucx", "auto",
+        "auto: shared memory within a host, NET between hosts. shm: refuse anything else. tcp, ucx: that even within a "
+        "host.",
+    ),
+    Setting(
+        "NET", _choice("tcp", "ucx"), "tcp or ucx", "tcp",
+        "What carries the data of collectives between ranks that do not share memory (ucx: InfiniBand, RoCE).",
+    ),
+    Setting(
+        "UCX_LIBRARY", _text, "path of libucp.so.0, or of its directory", "the system's, else that of libucx-cu12",
+        "Which UCX to load.",
+    ),
+    Setting(
+        "IB_HCA", _devices, "devices separated by commas, each with or without `:port`; `^` before them: all but these",
+        "all that UCX finds", "Devices that UCX uses: `mlx5_0,mlx5_1:2`, `^mlx5_3` (UCX_NET_DEVICES).",
+    ),
+    Setting(
+        "IB_TIMEOUT", _integer(1, 31), "1 to 31", "UCX's",
+        "InfiniBand's timeout: an unanswered packet is sent again after 4.096 us * 2^value (UCX_RC_TIMEOUT).",
     ),
     Setting("SHM_DISABLE", _flag, "0 or 1", "0", "1: never use shared memory (the same as TRANSPORT=tcp)."),
     Setting(
@@ -279,8 +311,14 @@ class Config:
     algo: str | None = None
     proto: str | None = None
     rules: str | None = None
+    algorithm_files: str | None = None
+    tuning_file: str | None = None
     wire: str | None = None
     transport: str = "auto"
+    net: str | None = None
+    ucx_library: str | None = None
+    ib_hca: str | None = None
+    ib_timeout: int | None = None
     shm_disable: bool = False
     socket_ifname: str | None = None
     socket_family: str | None = None
@@ -333,6 +371,10 @@ class Config:
             )
         if self.shm_disable and self.transport == "shm":
             raise InvalidArgument("RINGLEADER_TRANSPORT=shm and RINGLEADER_SHM_DISABLE=1 contradict; unset one of them")
+        if {self.transport, self.net} == {"tcp", "ucx"}:
+            raise InvalidArgument(
+                f"RINGLEADER_TRANSPORT={self.transport} and RINGLEADER_NET={self.net} contradict; unset one of them"
+            )
 
     @property
     def channels(self) -> int:
@@ -342,7 +384,12 @@ class Config:
     @property
     def use_shm(self) -> bool:
         """Whether this rank may share memory with others of its host."""
-        return self.transport != "tcp" and not self.shm_disable
+        return self.transport not in ("tcp", "ucx") and not self.shm_disable
+
+    @property
+    def network(self) -> str:
+        """What carries the data between ranks that do not share memory: "tcp" or "ucx"."""
+        return "ucx" if self.transport == "ucx" else self.net or "tcp"
 
 
 def settings_table(section: str) -> str:

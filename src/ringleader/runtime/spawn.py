@@ -132,7 +132,7 @@ class WorkerGroup:
     env
         Environment variables for the processes, None to unset one.
     transport
-        "auto", "shm" or "tcp" (RINGLEADER_TRANSPORT).
+        "auto", "shm", "tcp" or "ucx" (RINGLEADER_TRANSPORT).
 
     Examples
     --------
@@ -387,7 +387,7 @@ def spawn(
     fn
         A function of a module; scripts need the usual ``if __name__ == "__main__":`` around the call.
     transport
-        "auto", "shm" or "tcp".
+        "auto", "shm", "tcp" or "ucx".
     env
         Environment variables for the processes, None to unset one.
     timeout

@@ -17,6 +17,7 @@ from ringleader.tune.cost import Work, work_of
 
 __all__ = ["TASKS", "Trial", "schedule_of", "tasks", "work"]
 
+_FOLDED = 16  # chunks of a fold, of which one goes back
 TASKS = ("bounce", "stream", "fold", "rotate")
 
 
@@ -71,13 +72,16 @@ def schedule_of(trial: Trial, n: int, nodes: Sequence[int] | None = None) -> Sch
         return build(trial.collective, trial.algorithm, n, nodes=nodes)
     a, b = trial.ends
     if trial.algorithm == "stream":
+        # One message back, else the sender would run ahead and its waiting would not be seen.
         stream = Builder("broadcast", n, chunks=trial.times, root=a)
         for chunk in range(trial.times):
             stream.send(0, src=a, src_chunk=chunk, dst=b)
+        stream.send(1, src=b, src_chunk=0, dst=a)
         return stream.build("stream")
     if trial.algorithm == "fold":
-        fold = Builder("reduce", n, chunks=1, root=b)
-        fold.send(0, src=a, src_chunk=0, dst=b, reduce=True)
+        fold = Builder("all_reduce", n, chunks=_FOLDED, root=0)
+        fold.send(0, src=a, src_chunk=0, dst=b, count=_FOLDED, reduce=True)
+        fold.send(1, src=b, src_chunk=0, dst=a)
         return fold.build("fold")
     if trial.algorithm == "rotate":
         rotate = Builder("barrier", n, chunks=1)
@@ -113,7 +117,7 @@ def tasks(nodes: Sequence[int], largest: int) -> list[Trial]:
             found += [Trial("broadcast", "bounce", protocol, 8, times, pair) for times in (2, 10)]
             found += [Trial("broadcast", "stream", protocol, 4 * times, times, pair) for times in (4, 32)]
             found += [Trial("broadcast", "bounce", protocol, nbytes, 2, pair) for nbytes in _sizes(largest)]
-        found += [Trial("reduce", "fold", "push", nbytes, 1, pair) for nbytes in _sizes(largest)]
+        found += [Trial("all_reduce", "fold", "push", nbytes, 1, pair) for nbytes in _sizes(largest)]
     return found
 
 
