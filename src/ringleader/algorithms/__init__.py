@@ -19,6 +19,7 @@ from ringleader.algorithms import (
     torus,
     tree,
 )
+from ringleader.algorithms.files import load_files, load_msccl
 from ringleader.algorithms.registry import (
     COLLECTIVES,
     MAX_TRANSFERS,
@@ -34,7 +35,7 @@ from ringleader.algorithms.registry import (
     names,
     parse_spec,
 )
-from ringleader.algorithms.user import forget, load_msccl, register_schedule
+from ringleader.algorithms.user import forget, register_schedule
 
 __all__ = [
     "COLLECTIVES",
@@ -56,6 +57,7 @@ __all__ = [
     "hierarchical",
     "knomial",
     "linear",
+    "load_files",
     "load_msccl",
     "names",
     "orders",

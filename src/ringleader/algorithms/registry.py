@@ -234,9 +234,9 @@ def parse_spec(collective: str, spec: str) -> tuple[Algorithm, dict[str, Value]]
 
     Examples
     --------
-    >>> entry, parameters = parse_spec("all_reduce", "ring:segments=4")
+    >>> entry, parameters = parse_spec("all_reduce", "tree:segments=4")
     >>> entry.name, parameters
-    ('ring', {'segments': 4})
+    ('double_binary_tree', {'segments': 4})
     """
     if not isinstance(spec, str):
         raise InvalidArgument(

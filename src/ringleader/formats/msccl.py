@@ -16,10 +16,10 @@ from ringleader.formats.assemble import Taken
 from ringleader.formats.buffers import Access, Buffers, Memory, memory_of, overwritten_inputs
 from ringleader.formats.msccl_order import Ordered, locations, order
 from ringleader.formats.msccl_program import MAX_TEXT, SENDING, Program, Step, fail, parse
-from ringleader.formats.msccl_write import dumps
+from ringleader.formats.msccl_write import PROTOCOLS, dumps
 from ringleader.schedule import Collective, Schedule, check_spec, verify
 
-__all__ = ["dumps", "load", "loads", "parse", "translate"]
+__all__ = ["PROTOCOLS", "dumps", "load", "loads", "parse", "translate"]
 
 
 def load(path: str | os.PathLike[str]) -> Schedule:

@@ -157,6 +157,10 @@ SETTINGS: tuple[Setting, ...] = (
         "Rules that come before the tuner's and the built-in ones (docs/selection.md); rank 0 reads it for all.",
     ),
     Setting(
+        "ALGORITHM_FILES", _text, "paths separated by `:`", "none",
+        "Algorithms to load at the start: one's own (.py), MSCCL (.xml), MSCCL++ plans and schedules (.json).",
+    ),
+    Setting(
         "TUNING_FILE", _text, "path, or none", "~/.config/ringleader/tuning/(machine).json",
         "What `ringleader tune` has found on this machine (docs/tuning.md); rank 0 reads it for all.",
     ),
@@ -204,6 +208,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "512K",
         "Size of a staging slot in shared memory; a communicator has two per rank.",
+    ),
+    Setting(
+        "INLINE_LIMIT", _size(0, 16 << 10), "bytes from 0 to 16K, with K", "8K",
+        "Up to so many bytes per rank, one-step collectives within a host carry data beside their flags; 0 never.",
     ),
     Setting(
         "P2P_BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "64K",
@@ -303,6 +311,7 @@ class Config:
     algo: str | None = None
     proto: str | None = None
     rules: str | None = None
+    algorithm_files: str | None = None
     tuning_file: str | None = None
     wire: str | None = None
     transport: str = "auto"
@@ -316,6 +325,7 @@ class Config:
     min_nchannels: int = 1
     max_nchannels: int = _MAX_CHANNELS
     buffsize: int = 512 << 10
+    inline_limit: int = 8 << 10
     p2p_buffsize: int = 64 << 10
     spin_us: int | None = None
     yield_us: int | None = None

@@ -26,6 +26,7 @@ PLAN_CACHE_SIZE: Final = 512
 NO_OP: Final = 255
 
 log = logger("TUNE")
+_examined: set[str] = set()  # files of rules that were compared with the job
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -92,12 +93,14 @@ class Choice(NamedTuple):
     reason: str
     wire: str = "f32"
     channels: int = 0
+    inlined: bool = False  # small data beside the flags, see docs/architecture.md
 
     def __str__(self) -> str:
         wire = "" if self.wire == "f32" else f", {self.wire} between nodes"
         channels = f", {self.channels} channels" if self.channels else ""
         windows = f", {self.windows} windows" if self.windows > 1 else ""
-        how = f"{self.algorithm} ({self.protocol}{channels}{wire}{windows})"
+        inlined = ", inline" if self.inlined else ""
+        how = f"{self.algorithm} ({self.protocol}{inlined}{channels}{wire}{windows})"
         return f"{self.collective} of {self.nbytes} bytes: {how} because {self.reason}"
 
 
@@ -148,6 +151,10 @@ class Planner:
     def _report(self, config: Config) -> None:
         """What a user should know at the start: rules that are for other jobs, and on demand all predictions."""
         for rules in self._sets:
+            # The first group is the whole job: that a file has nothing for a part of it may well be meant.
+            if rules.source != config.rules or rules.source in _examined:
+                continue
+            _examined.add(rules.source)
             if not rules.concerns(self._nodes):
                 log.warning(
                     "%s: none of its %d rules is for a group of %d ranks on %d nodes; they change nothing here",
@@ -195,8 +202,9 @@ class Planner:
         )
         reason = "; ".join(filter(None, (chosen.reason, ruled)))
         choice = Choice(
-            collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, reason, wire, chosen.channels
-        )
+            collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, reason, wire, chosen.channels,
+            plan.inlined,
+        )  # fmt: skip
         self._announce(choice)
         return Planned(plan, choice)
 
