@@ -1,6 +1,9 @@
 // Plan: running it on the calling thread, or starting it. Waiting happens without the GIL, in slices after which signals are handled.
 #include "bind/plan.hpp"
 
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
 #include <string>
 
 #include "bind/bind.hpp"
@@ -46,12 +49,19 @@ PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double ti
   return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout)};
 }
 
+PyPlan with_slices(PyPlan& self, const std::vector<std::pair<PyPlan*, std::uint64_t>>& slices) {
+  auto joined = std::make_shared<Plan>(*self.plan);
+  for (const auto& [slice, offset] : slices) joined->beside.push_back({slice->communicator, slice->plan, offset});
+  return {self.communicator, std::move(joined)};
+}
+
 void bind_plan(nb::module_& m) {
   nb::class_<PyPlan>(m, "Plan")
       .def("run", &run_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
       .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
       .def_prop_ro("nbytes", [](PyPlan& self) { return self.plan->nbytes; })
       .def_prop_ro("windows", [](PyPlan& self) { return self.plan->windows; })
+      .def("beside", &with_slices, nb::arg("slices"))
       .def_prop_ro("inlined", [](PyPlan& self) { return self.plan->inlined; });
 }
 

@@ -148,6 +148,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void ensure_thread();
   void thread_main();
   void run_job(Job& job);
+  std::vector<std::shared_ptr<WorkState>> start_slices(const Job& job);
+  void join_slices(const Plan& plan, const std::vector<std::shared_ptr<WorkState>>& works);
+  void give_up_slices(const Plan& plan, const std::vector<std::shared_ptr<WorkState>>& works, const Error& cause);
   void p2p_turn(Driver& driver);
   void connect_peer(Rank rank, const ConnectRequest& request, std::vector<std::unique_ptr<ByteStream>>& streams);
   void connect_data(Rank rank, const ConnectRequest& request);

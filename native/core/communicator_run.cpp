@@ -197,19 +197,25 @@ void Communicator::thread_main() {
 
 void Communicator::run_job(Job& job) {
   Driver driver(*this, job.timeout);
+  std::vector<std::shared_ptr<WorkState>> slices;
   try {
     require_usable();
+    slices = start_slices(job);
     begin(*job.plan, job.in, job.out);
   } catch (const Error& error) {
+    give_up_slices(*job.plan, slices, error);
     job.work->fail(error);
     return;
   }
   try {
     while (!drive(driver, Clock::time_point::max(), true)) continue;
     execution_.finish();
+    join_slices(*job.plan, slices);
     job.work->complete();
   } catch (const Error& error) {
-    job.work->fail(first_cause_of(error));
+    const Error cause = first_cause_of(error);
+    give_up_slices(*job.plan, slices, cause);
+    job.work->fail(cause);
   }
 }
 
@@ -270,7 +276,7 @@ void Communicator::check(Driver& driver, Clock::time_point now) {
 Call::Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout)
     : communicator_(communicator), timeout_(timeout) {
   communicator.require_usable();
-  if (!communicator.acquire()) {
+  if (!plan->beside.empty() || !communicator.acquire()) {
     queued_ = communicator.start(plan, in, out, timeout);
     return;
   }

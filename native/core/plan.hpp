@@ -84,6 +84,16 @@ struct StageCopy {
   bool round;  // to the wire format
 };
 
+class Communicator;
+class Plan;
+
+// A slice of an operation that another communicator runs at the same time, on its own thread. Bytes count from the operation's pointers.
+struct Slice {
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<const Plan> plan;
+  std::uint64_t offset;
+};
+
 class Plan {
  public:
   // Throws Error(invalid).
@@ -131,6 +141,9 @@ class Plan {
     std::int64_t low = 0, high = 0;  // extent of the shared chunks relative to the pointer
   };
   std::array<Registrable, 3> registrable;
+
+  // What runs beside it: the operation is complete when all slices are. Its own share is the first slice.
+  std::vector<Slice> beside;
 
  private:
   friend class PlanBuilder;

@@ -205,6 +205,9 @@ class Plan:
         away from the root). timeout 0 = the communicator's."""
     def start(self, in_ptr: int, out_ptr: int, timeout: float = 0) -> Work:
         """Asynchronous, on the progress thread; operations of a communicator run in the order they were started."""
+    def beside(self, slices: list[tuple[Plan, int]]) -> Plan:
+        """This plan and others, on other communicators of the same ranks, as one operation. Each other one works from a
+        number of bytes behind the pointers on, on its communicator's progress thread."""
     @property
     def nbytes(self) -> int: ...
     @property

@@ -17,10 +17,12 @@ import errno
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ringleader import _core
 from ringleader.errors import InvalidArgument, RendezvousError, RingleaderError
 from ringleader.runtime import processes
 from ringleader.runtime.addresses import Address, Selection, check_interface_choice, host_id, network_id, select
@@ -33,9 +35,7 @@ from ringleader.runtime.meeting import Meeting, Reported
 from ringleader.runtime.store import Store
 from ringleader.runtime.tuning import Guide, check_agreement, tell, understand
 from ringleader.runtime.ucx import open_worker
-
-if TYPE_CHECKING:
-    from ringleader import _core
+from ringleader.runtime.workers import workers_for
 
 __all__ = ["Card", "Connected", "Job", "connect_group", "node_ids", "open_job"]
 
@@ -52,6 +52,8 @@ class Card:
     shm: bool
     transport: str
     channels: int
+    workers: int | None
+    cores: int
     identity: str
     known: tuple[str, ...] = ()
     net: str = "tcp"
@@ -85,8 +87,10 @@ class Connected:
     names: list[str]
     hostnames: list[str]
     channels: int
+    workers: int  # of every rank: threads beside each other, see `workers`
     guide: Guide
     interface: Selection | None = None
+    beside: tuple[_core.Communicator, ...] = ()  # of the further workers
 
     @property
     def local_ranks(self) -> list[int]:
@@ -99,6 +103,18 @@ def node_ids(cards: Sequence[Card]) -> list[int]:
     numbers: dict[object, int] = {}
     keys = [card.host if card.shm else card.rank for card in cards]
     return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def agreed_workers(cards: Sequence[Card], nodes: int) -> int:
+    """How many threads each rank uses for one large operation: the least that any rank can or wants to have.
+
+    Over the network it is one unless asked for: there, one thread moves more than most links do.
+    """
+    if len(cards) == 1:
+        return 1
+    on_host = Counter(card.host for card in cards)
+    fair = [card.cores if nodes == 1 else 1 for card in cards]
+    return min(workers_for(c.workers, cores, on_host[c.host]) for c, cores in zip(cards, fair, strict=True))
 
 
 def connect_group(
@@ -230,7 +246,9 @@ def _form(
         nodes[rank],
         len(set(nodes)),
     )
-    return Connected(native, rank, size, nodes, names, [c.hostname for c in cards], plan.channels, guide, selection)
+    workers = agreed_workers(cards, len(set(nodes)))
+    hostnames = [card.hostname for card in cards]
+    return Connected(native, rank, size, nodes, names, hostnames, plan.channels, workers, guide, selection)
 
 
 def _my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
@@ -245,6 +263,8 @@ def _my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
         transport=config.transport,
         net=config.network,
         channels=config.channels,
+        workers=config.workers,
+        cores=_core.usable_cores(),
         identity=processes.my_identity().hex(),
         known=tuple(identity.hex() for identity in processes.known_processes()) if config.use_shm else (),
         told=None if told is None else dict(told),
