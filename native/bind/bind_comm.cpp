@@ -194,8 +194,6 @@ void bind_work(nb::module_& m) {
 
 void bind_comm(nb::module_& m) {
   bind_work(m);
-<<<<<<< HEAD
-=======
   nb::class_<UcxWorker>(m, "UcxWorker")
       .def(nb::new_([](const std::vector<std::string>& libraries, const std::map<std::string, std::string>& settings) {
         nb::gil_scoped_release released;
@@ -203,12 +201,6 @@ void bind_comm(nb::module_& m) {
       }), nb::arg("libraries"), nb::arg("settings"))
       .def_prop_ro("address", [](UcxWorker& self) { return nb::bytes(self.address().data(), self.address().size()); })
       .def_prop_ro("library", [](UcxWorker& self) { return "UCX " + self.api().version() + " (" + self.api().library + ")"; });
-  nb::class_<PyPlan>(m, "Plan")
-      .def("run", &run_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
-      .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
-      .def_prop_ro("nbytes", [](PyPlan& self) { return self.plan->nbytes; })
-      .def_prop_ro("windows", [](PyPlan& self) { return self.plan->windows; });
->>>>>>> main
   nb::class_<PyCommunicator>(m, "Communicator")
       .def(nb::init<Rank, Rank, double, const std::map<std::string, std::int64_t>&>(), nb::arg("rank"), nb::arg("size"),
            nb::arg("timeout"), nb::arg("options"))
