@@ -241,6 +241,19 @@ def test_a_race_is_won_by_the_fastest_despite_noise(seed: int) -> None:
     assert machine.true(outcome.winner, place.nodes) <= 1.12 * best
 
 
+def test_bad_luck_alone_does_not_replace_an_incumbent() -> None:
+    old, new = Trial("broadcast", "linear", "pull", 8), Trial("broadcast", "binomial", "push", 8)
+    rounds = iter([{old: 900.0, new: 1.2}, {old: 1.0, new: 1.2}])
+
+    def measure(trials: Sequence[Trial], seconds: float, blocks: int) -> Sampled:
+        times = next(rounds)
+        return Sampled([[times[trial]] * blocks for trial in trials], 0.0)
+
+    outcome = race(measure, [old, new], [old], 0.002, 4, 3)
+    assert outcome.winner == old
+    assert outcome.times == {old: 1.0, new: 1.2}
+
+
 def test_an_incumbent_is_not_replaced_for_noise() -> None:
     old, new = Trial("broadcast", "linear", "pull", 8), Trial("broadcast", "binomial", "push", 8)
     alike = {old: [[1.0, 1.1, 1.01]], new: [[0.99, 1.0, 1.02]]}
@@ -260,7 +273,7 @@ def _settings(budget: float, *places: Place) -> Settings:
     return Settings(places, budget, (8, 1 << 10, 1 << 15, 1 << 20), ("all_reduce", "broadcast"), cores=2)
 
 
-@pytest.mark.parametrize(("noise", "allowed"), [(0.0, 1.035), (0.1, 1.25)])
+@pytest.mark.parametrize(("noise", "allowed"), [(0.0, 1.15), (0.1, 1.25)])
 def test_the_tuner_finds_what_is_fastest(noise: float, allowed: float) -> None:
     machine = MadeUp(noise=noise, secret=1.3)
     places = [Place.local(n, transport) for transport in ("shm", "tcp") for n in (2, 4, 5)]
