@@ -15,6 +15,7 @@ help:
 	@echo 'make test         set up .venv, build, run all tests of the Python package'
 	@echo 'make demo         train a small GPT on real text over Ringleader and over Gloo'
 	@echo 'make bench-peers  measure against Open MPI, MPICH, Intel MPI, which it installs below build/peers'
+	@echo 'make bench-regret measure what the tuned choice costs against the best (REGRET_ARGS="--places 2:shm --keep")'
 	@echo 'make bench        measure against Gloo; rewrites the tables and plots in the documentation'
 	@echo 'make verify-all   prove every algorithm for up to 256 ranks'
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
@@ -56,6 +57,10 @@ bench: setup
 
 bench-peers: setup
 	PYTHONPATH=benchmarks $(BIN)/python -m peers $(PEERS_ARGS)
+
+.PHONY: bench-regret
+bench-regret: setup
+	$(BIN)/python benchmarks/regret.py $(REGRET_ARGS)
 
 # ---------------------------------------------------------------- checks
 

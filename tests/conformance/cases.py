@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader import _core
-from ringleader.algorithms import names
+from ringleader.algorithms import get, names
 
 COUNTS = (*range(34), 127, 128, 129, 1000, 65537)
 RANKS = tuple(range(1, 10))
@@ -105,25 +105,44 @@ def moving_pairs() -> list[tuple[str, str]]:
     return [(d, "none") for d in (*DTYPES, *OPAQUE)]
 
 
+def hosts(n: int) -> str:
+    """n ranks on hosts of different sizes: up to three, about as 4 : 3 : 2."""
+    first = -(-4 * n // 9)
+    second = -(-3 * (n - first) // 5)
+    return "+".join(str(size) for size in (first, second, n - first - second) if size)
+
+
+def specs(collective: str, n: int) -> list[str]:
+    """Every algorithm; those with two levels as if the ranks were on several hosts."""
+    found = []
+    for name in names(collective):
+        levels = any(parameter.name == "hosts" for parameter in get(collective, name).parameters)
+        found.append(f"{name}:hosts={hosts(n)}" if levels else name)
+    return found
+
+
 def cases(collective: str, n: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Case]:
     """All algorithms x counts; types, operators, modes and roots take turns so that each pairing comes up many times.
 
-    The number of pairs and the strides are coprime, and each (n, algorithm) starts elsewhere, so over all n every
-    algorithm meets every pair in both placements and all modes.
+    An algorithm meets every other count over even n, and the rest over odd n. The number of pairs and the strides are
+    coprime, and each (n, algorithm) starts elsewhere, so over all n every algorithm meets every pair in both placements
+    and all modes.
     """
     pairs = reducing_pairs() if collective in REDUCING else moving_pairs()
     if collective == "barrier":
-        for algorithm in names(collective):
+        for algorithm in specs(collective, n):
             for mode in ("sync", "async", "persistent"):
                 yield Case(collective, algorithm, n, 0, "int32", "none", 0, False, mode)
         return
     modes = ("sync", "async", "persistent", "sync", "async")
-    for index, algorithm in enumerate(names(collective)):
+    for index, algorithm in enumerate(specs(collective, n)):
         turn = itertools.count(n * 17 + index * 5)
-        for count in counts:
+        for count in counts[(n + index) % 2 :: 2]:
             for in_place in (False, True) if count < 10000 else (bool((n + index) % 2),):
                 t = next(turn)
                 dtype, op = pairs[t % len(pairs)]
+                if (dtype, op) == ("int8", "avg") and n > 9:  # the sum would not fit
+                    dtype = "int16"
                 root = t % n if collective in ROOTED else 0
                 mode = modes[(t // 2 + n) % len(modes)]
                 yield Case(collective, algorithm, n, count, dtype, op, root, in_place, mode)

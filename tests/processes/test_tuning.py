@@ -28,9 +28,9 @@ from ringleader.tune.table import Table
 ODD = "allgather_reduce"
 
 
-def _table(algorithm: str = ODD, hosts: int = 1) -> Table:
+def _table(algorithm: str = ODD, link: str = "1:tcp") -> Table:
     rules = RuleSet((Rule("all_reduce", ranks=Range(2, 2), algorithm=algorithm, protocol="pull"),), "tuned")
-    return Table(fingerprint(), DEFAULT, Errors(0.1, 0.3, 40), {hosts: rules}, "2026-01-31T12:00:00+00:00")
+    return Table(fingerprint(), DEFAULT, Errors(0.1, 0.3, 40), {link: rules}, "2026-01-31T12:00:00+00:00")
 
 
 def _write(path: Path, text: str) -> str:
@@ -149,7 +149,7 @@ def test_a_table_for_other_numbers_of_hosts_is_not_for_this_job() -> None:
     told["table"] = {
         "source": "t",
         "model": DEFAULT.to_json(),
-        "rules": {"2": rulefile.dumps(RuleSet((Rule("reduce", algorithm="chain"),), "t"))},
+        "rules": {"2:tcp": rulefile.dumps(RuleSet((Rule("reduce", algorithm="chain"),), "t"))},
     }
     assert understand(told, Config(), hosts=1).rules == ()
     assert [rules.source for rules in understand(told, Config(), hosts=2).rules] == ["t"]
@@ -182,7 +182,7 @@ def test_tune_writes_a_table_that_the_next_start_reads(tmp_path: Path, run: Run)
     assert "had not seen" in said
     path = table.default_path(fingerprint(), {"XDG_CONFIG_HOME": str(tmp_path)})
     made = table.load(path)
-    assert {rule.layouts for rule in made.rules[1].rules} == {("shm",), ("net",)}
+    assert {rule.layouts for rule in made.rules["1:tcp"].rules} == {("shm",), ("net",)}
     assert made.errors.points > 0
     assert {p.name for p in (tmp_path / "report").iterdir()} == {
         "predicted.png",
@@ -199,7 +199,7 @@ def test_tune_keeps_older_rules_on_demand(tmp_path: Path) -> None:
     for places, more in (("2:shm", ()), ("2:tcp", ("--keep",))):
         _tune(tmp_path, "--budget", "2", "--places", places, "--collectives", "broadcast", "-o", str(output), *more)
     made = table.load(output)
-    assert {rule.layouts for rule in made.rules[1].rules} == {("shm",), ("net",)}
+    assert {rule.layouts for rule in made.rules["1:tcp"].rules} == {("shm",), ("net",)}
 
 
 def test_tune_in_a_job_measures_its_layout(tmp_path: Path) -> None:
@@ -211,5 +211,5 @@ def test_tune_in_a_job_measures_its_layout(tmp_path: Path) -> None:
         launcher=(*torchrun, sys.executable),
     )  # fmt: skip
     assert said.count("rules to") == 1  # said by rank 0 only
-    rules: Any = table.load(output).rules[1].rules
+    rules: Any = table.load(output).rules["1:tcp"].rules
     assert {(rule.collective, rule.layouts, rule.ranks) for rule in rules} == {("all_reduce", ("shm",), Range(2, 2))}

@@ -302,7 +302,7 @@ def test_exclusions() -> None:
     no_ring = loads(text_of({**RING, "algorithm": "^ring,tree"}), "mine.json")
     choice = select(*request, env={}, rules=[no_ring])
     assert choice.algorithm == "rabenseifner"  # the next built-in rule
-    assert "rule 9" in choice.rule
+    assert choice.rule.startswith("built-in (rule ")
     only = loads(text_of({**RING, "algorithm": "^" + ",".join(set(names("all_reduce")) - {"linear"})}), "only.json")
     choice = select(*request, env={}, rules=[only])
     assert choice.algorithm == "linear"
@@ -342,9 +342,8 @@ def test_a_rule_that_cannot_be_followed_is_passed_over_and_explained() -> None:
     assert explanation.rules[0].startswith(
         "passed over mine.json, line 5 (rule 1): all_reduce: ring: all_reduce 'ring'"
     )
-    assert explanation.rules[-1].startswith(
-        "decided by built-in (rule 6): all_reduce[layout=net mixed,wire_bytes=0-32K]"
-    )
+    assert explanation.rules[-1].startswith("decided by built-in (rule ")
+    assert "all_reduce[layout=net mixed,wire_bytes=0-32K]: recursive_doubling" in explanation.rules[-1]
 
 
 def test_explain_shows_the_deciding_rule() -> None:

@@ -3,7 +3,23 @@
 One family a file. See docs/algorithms.md for the table.
 """
 
-from ringleader.algorithms import bruck, composed, direct, hierarchical, linear, recursive, ring, tree
+from ringleader.algorithms import (
+    bruck,
+    butterfly,
+    composed,
+    direct,
+    hierarchical,
+    knomial,
+    linear,
+    orders,
+    pat,
+    rails,
+    recursive,
+    ring,
+    torus,
+    tree,
+)
+from ringleader.algorithms.files import load_files, load_msccl
 from ringleader.algorithms.registry import (
     COLLECTIVES,
     MAX_TRANSFERS,
@@ -19,7 +35,7 @@ from ringleader.algorithms.registry import (
     names,
     parse_spec,
 )
-from ringleader.algorithms.user import forget, load_msccl, register_schedule
+from ringleader.algorithms.user import forget, register_schedule
 
 __all__ = [
     "COLLECTIVES",
@@ -31,6 +47,7 @@ __all__ = [
     "all_algorithms",
     "bruck",
     "build",
+    "butterfly",
     "canonical",
     "check",
     "composed",
@@ -38,12 +55,18 @@ __all__ = [
     "forget",
     "get",
     "hierarchical",
+    "knomial",
     "linear",
+    "load_files",
     "load_msccl",
     "names",
+    "orders",
     "parse_spec",
+    "pat",
+    "rails",
     "recursive",
     "register_schedule",
     "ring",
+    "torus",
     "tree",
 ]

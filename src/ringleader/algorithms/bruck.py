@@ -2,65 +2,79 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from ringleader.algorithms import references
 from ringleader.algorithms.ranks import depth, send_cyclic
-from ringleader.algorithms.registry import algorithm
+from ringleader.algorithms.registry import Parameter, algorithm
 from ringleader.schedule import Builder, Schedule
 
 __all__ = ["all_gather", "all_to_all", "barrier"]
+
+_RADIX = Parameter("radix", 2, "base q of the distances; q - 1 messages per round", low=2, high=256)
 
 
 @algorithm(
     "bruck",
     "all_gather",
-    summary="every rank passes all blocks that it has to the rank 1, 2, 4, ... to its left",
+    summary="every rank passes all blocks that it has to the ranks 1, 2, 4, ... (powers of q) to its left",
     reference=references.BRUCK,
-    cost="L a + (n-1)/n Mb",
+    cost="log_q n a + (n-1)/n Mb",
     steps=depth,
-    volume=lambda n: (n - 1) / n,
-    transfers=lambda n: 2 * n * depth(n),
+    volume=lambda n, radix: (n - 1) / n,
+    transfers=lambda n, radix: 2 * n * depth(n, radix) * (radix - 1),
+    parameters=(_RADIX,),
 )
-def all_gather(n: int, root: int = 0) -> Schedule:
-    """Bruck's all-gather. Before round k, rank r has the blocks r ... r + 2^k - 1, modulo n; in place, no rotation."""
+def all_gather(n: int, root: int = 0, radix: int = 2) -> Schedule:
+    """Bruck's all-gather. Before round k, rank r has the blocks r ... r + q^k - 1, modulo n; in place, no rotation."""
     b = Builder("all_gather", n, chunks=n)
     rank = np.arange(n)
-    for k in range(depth(n)):
-        send_cyclic(b, n, k, rank, rank, (rank - (1 << k)) % n, min(1 << k, n - (1 << k)))
+    for k in range(depth(n, radix)):
+        for away in range(radix**k, min(radix ** (k + 1), n), radix**k):
+            send_cyclic(b, n, k, rank, rank, (rank - away) % n, min(radix**k, n - away))
     return b.build()
 
 
-def _hops(n: int) -> int:
-    """Hops of all the blocks that one rank sends: a block goes one hop for each set bit of its distance."""
-    return sum(distance.bit_count() for distance in range(n))
+def _digits(distance: int, radix: int) -> list[tuple[int, int]]:
+    """(k, digit) of each digit of a distance that is not 0, the lowest first."""
+    places = [(k, distance // radix**k % radix) for k in range(depth(distance + 1, radix))]
+    return [(k, digit) for k, digit in places if digit]
+
+
+@functools.lru_cache(maxsize=256)
+def _hops(n: int, radix: int) -> int:
+    """Hops of all the blocks that one rank sends: a block goes one hop for each digit of its distance but zeros."""
+    return sum(len(_digits(distance, radix)) for distance in range(n))
 
 
 @algorithm(
     "bruck",
     "all_to_all",
-    summary="in round k, blocks that are to go a distance with bit k set go 2^k to the right",
+    summary="in round k, blocks whose distance has a digit d at place k (base q) go d q^k to the right",
     reference=references.BRUCK,
-    cost="L a + about L/2 Mb",
+    cost="log_q n a + about (q-1)/q log_q n Mb",
     steps=depth,
-    volume=lambda n: _hops(n) / n,
-    transfers=lambda n: n * (1 + _hops(n)),
+    volume=lambda n, radix: _hops(n, radix) / n,
+    transfers=lambda n, radix: n * (1 + _hops(n, radix)),
+    parameters=(_RADIX,),
 )
-def all_to_all(n: int, root: int = 0) -> Schedule:
+def all_to_all(n: int, root: int = 0, radix: int = 2) -> Schedule:
     """Bruck's all-to-all for small blocks.
 
-    A block's distance tells its route: one hop for each set bit, the lowest first. It starts from the input, ends in
-    the output, and rests in between in a scratch chunk, of which there are two per distance, used in turn: what a rank
-    passes on is then never what it is receiving in the same step.
+    A block's distance tells its route: one hop for each digit that is not 0, the lowest first. It starts from the
+    input, ends in the output, and rests in between in a scratch chunk, of which there are two per distance, used in
+    turn: what a rank passes on is then never what it is receiving in the same step.
     """
     b = Builder("all_to_all", n, chunks=n)
     rank = np.arange(n)
     b.send(0, rank, rank, rank, src_buffer="input", dst_buffer="output")
     for distance in range(1, n):
-        bits = [k for k in range(depth(n)) if distance >> k & 1]
+        digits = _digits(distance, radix)
         place = [distance, n + distance]
-        for hop, k in enumerate(bits):
-            first, last, to = hop == 0, hop == len(bits) - 1, (rank + (1 << k)) % n
+        for hop, (k, digit) in enumerate(digits):
+            first, last, to = hop == 0, hop == len(digits) - 1, (rank + digit * radix**k) % n
             b.send(
                 k,
                 rank,

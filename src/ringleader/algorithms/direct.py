@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ringleader.algorithms import references
-from ringleader.algorithms.registry import SEGMENTS, algorithm
+from ringleader.algorithms.registry import SEGMENTS, Parameter, algorithm
 from ringleader.schedule import Builder, Schedule
 
-__all__ = ["all_gather", "all_to_all", "barrier", "one_shot", "reduce_scatter", "two_shot"]
+__all__ = ["all_gather", "all_to_all", "barrier", "one_shot", "reduce_scatter", "two_shot", "unequal_two_shot"]
 
 
 @algorithm(
@@ -79,6 +79,53 @@ def all_gather(n: int, root: int = 0, segments: int = 1) -> Schedule:
 def two_shot(n: int, root: int = 0, segments: int = 1) -> Schedule:
     """All-reduce in two steps that moves no more than it must; with segments the two overlap."""
     return (reduce_scatter(n) >> all_gather(n)).pipelined(segments)
+
+
+_SHARES = Parameter("shares", (), "parts of the data that each rank reduces; default: equal", low=0, separator="+")
+
+
+def _shares_limit(n: int, shares: tuple[int, ...]) -> str:
+    if shares and len(shares) != n:
+        return f"shares={_SHARES.text(shares)} are for {len(shares)} ranks"
+    if shares and not 1 <= sum(shares) <= _MAX_PARTS:
+        return f"shares={_SHARES.text(shares)} are {sum(shares)} parts in all; expected 1..{_MAX_PARTS}"
+    return ""
+
+
+_MAX_PARTS = 1 << 16
+
+
+def _unequal_volume(n: int, shares: tuple[int, ...]) -> float:
+    parts = np.array(shares or [1] * n)
+    return 2 * int(np.maximum(parts * (n - 1), parts.sum() - parts).max()) / int(parts.sum())
+
+
+@algorithm(
+    "unequal_two_shot",
+    "all_reduce",
+    summary="as two_shot, but each rank reduces a share of its own of the data, as its links allow",
+    reference=references.BYTEPS,
+    cost="2 a + 2 max(s(n-1), 1-s) Mb for the worst share s",
+    steps=lambda n, shares: 2,
+    volume=_unequal_volume,
+    transfers=lambda n, shares: 2 * n * (n - 1),
+    parameters=(_SHARES,),
+    limit=_shares_limit,
+)
+def unequal_two_shot(n: int, root: int = 0, shares: tuple[int, ...] = ()) -> Schedule:
+    """Direct all-reduce with unequal shards; a share may be 0.
+
+    `ringleader.algorithms.orders.bandwidth_shares` computes shares from the bandwidths of the ranks.
+    """
+    parts = np.array(shares or [1] * n)
+    owner = np.flatnonzero(parts)
+    first = np.cumsum(parts) - parts
+    b = Builder("all_reduce", n, chunks=int(parts.sum()))
+    away, place = np.ogrid[1:n, : len(owner)]
+    to = owner[place]
+    b.send(0, (to + away) % n, first[to], to, count=parts[to], reduce=True)
+    b.send(1, to, first[to], (to + away) % n, count=parts[to])
+    return b.build()
 
 
 @algorithm(

@@ -7,7 +7,7 @@ for what the part inside the largest host costs, and `O` for the part between th
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ from ringleader.algorithms import references
 from ringleader.algorithms.layout import HOSTS, Nodes, groups, hosts_limit, sizes
 from ringleader.algorithms.levels import (
     Indices,
+    Loads,
     Table,
     assemble,
     busiest,
@@ -60,6 +61,12 @@ def _shards(layout: Hosts) -> tuple[int, Indices, Indices]:
     return pieces, bounds, owner
 
 
+def _finer(across: Schedule, inside: Iterable[Schedule]) -> int:
+    """Chunks in a piece: so many that the part between the hosts can be cut evenly, and those inside nearly so."""
+    wanted = common([across.chunks, *(schedule.chunks_per_block for schedule in inside)])
+    return wanted // across.chunks * across.chunks
+
+
 def _sharded_limit(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> str:
     layout = sizes(n, hosts, nodes)
     parts = [("reduce_scatter", inner, size, True) for size in sorted(set(layout))]
@@ -75,11 +82,16 @@ def _sharded_steps(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -
 @functools.lru_cache(maxsize=256)
 def _sharded_volume(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> float:
     layout = sizes(n, hosts, nodes)
-    scatter = [loads(part("reduce_scatter", inner, size, True)) for size in set(layout)]
-    pieces = common(layout)
+    pieces, across = common(layout), part("all_reduce", outer, len(layout), False)
+    kinds = {size: part("reduce_scatter", inner, size, True) for size in set(layout)}
+    finer = _finer(across, kinds.values())
+    scatter = []
+    for size, schedule in kinds.items():
+        places = cut(_firsts(size, pieces) * finer, schedule.chunks_per_block)
+        scatter.append(loads(schedule, np.diff(places) / places[-1]))
     share = np.array([np.diff(_firsts(size, pieces)).max() / pieces for size in layout])
-    between = loads(part("all_reduce", outer, len(layout), False)) * share[:, None]
-    return busiest(scatter) + busiest([between]) + busiest(one[:, ::-1] for one in scatter)
+    between = loads(across) * share[:, None]
+    return busiest(scatter) + busiest([between]) + busiest(one[..., ::-1] for one in scatter)
 
 
 def _sharded_transfers(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> int:
@@ -120,7 +132,7 @@ def all_reduce_sharded(
     across = part("all_reduce", outer, len(members), False)
     ranks = np.stack([group[owner[:, host]] for host, group in enumerate(members)], axis=1)
     scatter = {size: part("reduce_scatter", inner, size, True) for size in {len(group) for group in members}}
-    finer = common([across.chunks, *(schedule.chunks_per_block for schedule in scatter.values())])
+    finer = _finer(across, scatter.values())
 
     def inside(gather: bool) -> Iterator[Table]:
         for size, schedule in scatter.items():
@@ -139,13 +151,13 @@ def all_reduce_sharded(
 Part: TypeAlias = tuple[str, str]  # collective, spec
 
 
-def _leader_limit(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> str:
+def leader_limit(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> str:
     layout = sizes(n, hosts, nodes)
     parts = [(*inner, size, True) for size in sorted(set(layout))]
     return hosts_limit(n, hosts) or parts_limit([*parts, (*outer, len(layout), False)])
 
 
-def _leader_steps(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> int:
+def leader_steps(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> int:
     layout = sizes(n, hosts, nodes)
     inside = max(part(*inner, size, True).steps for size in set(layout))
     return times * inside + part(*outer, len(layout), False).steps
@@ -154,9 +166,14 @@ def _leader_steps(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, 
 @functools.lru_cache(maxsize=256)
 def _leader_volume(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> float:
     layout = sizes(n, hosts, nodes)
-    inside = [loads(part(*inner, size, True)) for size in set(layout)]
-    mirrored = busiest(one[:, ::-1] for one in inside) if times > 1 else 0.0
-    return busiest(inside) + busiest([loads(part(*outer, len(layout), False))]) + mirrored
+    inside = [part(*inner, size, True) for size in set(layout)]
+    between = part(*outer, len(layout), False)
+    chunks = common(schedule.chunks for schedule in (*inside, between))
+
+    def volume(schedule: Schedule) -> Loads:
+        return loads(schedule, np.diff(cut([0, chunks], schedule.chunks)) / chunks)
+
+    return times * busiest(map(volume, inside)) + busiest([volume(between)])
 
 
 def _leader_transfers(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> int:
@@ -197,7 +214,7 @@ _REDUCE_INSIDE = level("inner", "linear", "reduce", "inside a host; its mirror i
     summary="reduce to a leader in each host, all_reduce between the leaders, broadcast inside",
     reference=references.ZHU,
     cost="(2 I + O) a + (2 I + O) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: _leader_steps(
+    steps=lambda n, hosts, inner, outer, nodes: leader_steps(
         n, hosts, nodes, ("reduce", inner), ("all_reduce", outer), 2
     ),
     volume=lambda n, hosts, inner, outer, nodes: _leader_volume(
@@ -207,9 +224,7 @@ _REDUCE_INSIDE = level("inner", "linear", "reduce", "inside a host; its mirror i
         n, hosts, nodes, ("reduce", inner), ("all_reduce", outer), 2
     ),
     parameters=(HOSTS, _REDUCE_INSIDE, level("outer", "recursive_doubling", "all_reduce", "between the leaders")),
-    limit=lambda n, hosts, inner, outer, nodes: _leader_limit(
-        n, hosts, nodes, ("reduce", inner), ("all_reduce", outer)
-    ),
+    limit=lambda n, hosts, inner, outer, nodes: leader_limit(n, hosts, nodes, ("reduce", inner), ("all_reduce", outer)),
     needs_layout=True,
 )
 def all_reduce_leader(
@@ -232,7 +247,7 @@ def all_reduce_leader(
     summary="reduce to a leader in each host, then from the leaders to the root",
     reference=references.KARONIS,
     cost="(I + O) a + (I + O) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: _leader_steps(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
+    steps=lambda n, hosts, inner, outer, nodes: leader_steps(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
     volume=lambda n, hosts, inner, outer, nodes: _leader_volume(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
     transfers=lambda n, hosts, inner, outer, nodes: _leader_transfers(
         n, hosts, nodes, ("reduce", inner), ("reduce", outer)
@@ -242,7 +257,7 @@ def all_reduce_leader(
         level("inner", "linear", "reduce", "inside a host"),
         level("outer", "binomial", "reduce", "between the leaders"),
     ),
-    limit=lambda n, hosts, inner, outer, nodes: _leader_limit(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
+    limit=lambda n, hosts, inner, outer, nodes: leader_limit(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
     needs_layout=True,
 )
 def reduce(
@@ -259,7 +274,7 @@ def reduce(
     summary="from the root to a leader in each host, then inside the hosts",
     reference=references.KARONIS,
     cost="(O + I) a + (O + I) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: _leader_steps(
+    steps=lambda n, hosts, inner, outer, nodes: leader_steps(
         n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
     ),
     volume=lambda n, hosts, inner, outer, nodes: _leader_volume(
@@ -273,7 +288,7 @@ def reduce(
         level("inner", "linear", "broadcast", "inside a host"),
         level("outer", "binomial", "broadcast", "between the leaders"),
     ),
-    limit=lambda n, hosts, inner, outer, nodes: _leader_limit(
+    limit=lambda n, hosts, inner, outer, nodes: leader_limit(
         n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
     ),
     needs_layout=True,

@@ -149,7 +149,7 @@ def assemble(collective: str, n: int, chunks: int, phases: Iterable[Iterable[Tab
 
 
 def loads(schedule: Schedule, weights: ArrayLike | None = None) -> Loads:
-    """What each rank sends, or receives if that is more, in each step; shape (n, steps).
+    """What each rank sends and what it receives in each step; shape (2, n, steps).
 
     Parameters
     ----------
@@ -171,14 +171,14 @@ def loads(schedule: Schedule, weights: ArrayLike | None = None) -> Loads:
         np.bincount(table[end].astype(np.int64) * steps + table["step"], sizes, minlength=n * steps)
         for end in ("src_rank", "dst_rank")
     ]
-    return np.maximum(*directions).reshape(n, steps)
+    return np.stack(directions).astype(np.float64).reshape(2, n, steps)
 
 
 def busiest(parts: Iterable[Loads]) -> float:
     """The volume of one phase: the loads of the busiest rank in each step, summed; parts run side by side."""
     total = np.zeros(0)
     for one in parts:
-        peak = one.max(axis=0, initial=0.0)
+        peak = one.max(axis=(0, 1), initial=0.0)
         if len(peak) > len(total):
             total, peak = peak.copy(), total
         total[: len(peak)] = np.maximum(total[: len(peak)], peak)

@@ -53,13 +53,12 @@ class Parameter:
 
     @property
     def values(self) -> str:
-        """The valid values as text: ``1..1024``, ``ring|bruck``, ``1..64+1..64+...``, ``<all_reduce algorithm>``."""
+        """The valid values as text: ``1..1024``, ``ring|bruck``, ``a+b+...``, ``<all_reduce algorithm>``."""
         if self.choices:
             return "|".join(self.choices)
         if self.of:
             return f"<{self.of} algorithm>"
-        span = f"{self.low}..{self.high}"
-        return f"{span}{self.separator}{span}{self.separator}..." if self.separator else span
+        return f"a{self.separator}b{self.separator}..." if self.separator else f"{self.low}..{self.high}"
 
     def parse(self, text: str, where: str, canonical: Callable[[str, str], str]) -> Value:
         """Return the value that `text` stands for.
@@ -92,7 +91,8 @@ class Parameter:
                 return found
         elif (number := self._integer(text)) is not None:
             return number
-        raise InvalidArgument(f"{where}: {self.name}={text!r} is not valid; expected {self.values}")
+        each = f", each {self.low}..{self.high}" if self.separator else ""
+        raise InvalidArgument(f"{where}: {self.name}={text!r} is not valid; expected {self.values}{each}")
 
     def text(self, value: Value) -> str:
         """The one way in which a spec says `value`; `parse` undoes it.

@@ -12,9 +12,14 @@ __all__ = ["core", "core_size", "depth", "fold", "lowest_bit", "send_cyclic"]
 Indices = NDArray[np.int64]
 
 
-def depth(n: int) -> int:
-    """Rounds in which one rank can reach n ranks by doubling: log2(n), rounded up."""
-    return (n - 1).bit_length()
+def depth(n: int, radix: int = 2) -> int:
+    """Rounds in which one rank can reach n ranks, each round `radix` times as many: the logarithm of n, rounded up."""
+    if radix == 2:
+        return (n - 1).bit_length()
+    rounds, reached = 0, 1
+    while reached < n:
+        rounds, reached = rounds + 1, reached * radix
+    return rounds
 
 
 def core_size(n: int) -> int:
@@ -27,10 +32,10 @@ def lowest_bit(values: Indices, zero: int) -> Indices:
     return np.where(values == 0, zero, values & -values)
 
 
-def core(n: int) -> Indices:
-    """Ranks that take part in the power-of-two core of n ranks, and n behind them; shape (core_size(n) + 1,).
+def core(n: int, p: int | None = None) -> Indices:
+    """Ranks that take part in the core of p of n ranks (default: `core_size`), and n behind them; shape (p + 1,).
 
-    With e = n - core_size(n) ranks too many, each of the first e core ranks stands for itself and its right neighbour:
+    With e = n - p ranks too many, at most p, each of the first e core ranks stands for itself and its right neighbour:
     core member j stands for the ranks from ``core(n)[j]`` up to ``core(n)[j + 1]``, itself being the first.
 
     Examples
@@ -38,18 +43,18 @@ def core(n: int) -> Indices:
     >>> core(6)
     array([0, 2, 4, 5, 6])
     """
-    p = core_size(n)
+    p = core_size(n) if p is None else p
     member = np.arange(p + 1)
     return member + np.minimum(member, n - p)
 
 
-def fold(n: int, chunks: int) -> Schedule:
+def fold(n: int, chunks: int, p: int | None = None) -> Schedule:
     """Ranks outside the core reduce all their data into their left neighbours; a fragment of an all_reduce.
 
-    Mirrored, it is the unfolding: they get the result back.
+    The core is that of `core`. Mirrored, it is the unfolding: they get the result back.
     """
     b = Builder("all_reduce", n, chunks)
-    kept = 2 * np.arange(n - core_size(n))
+    kept = 2 * np.arange(n - (core_size(n) if p is None else p))
     b.send(0, src=kept + 1, src_chunk=0, dst=kept, count=chunks, reduce=True)
     return b.build()
 

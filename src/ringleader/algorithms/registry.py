@@ -234,9 +234,9 @@ def parse_spec(collective: str, spec: str) -> tuple[Algorithm, dict[str, Value]]
 
     Examples
     --------
-    >>> entry, parameters = parse_spec("all_reduce", "ring:segments=4")
+    >>> entry, parameters = parse_spec("all_reduce", "tree:segments=4")
     >>> entry.name, parameters
-    ('ring', {'segments': 4})
+    ('double_binary_tree', {'segments': 4})
     """
     if not isinstance(spec, str):
         raise InvalidArgument(
@@ -274,7 +274,15 @@ def canonical(collective: str, spec: str) -> str:
 
 
 def check(collective: str, spec: str, n: int, root: int = 0, nodes: Sequence[int] | None = None) -> None:
-    """Raise InvalidArgument, naming the limit, unless `build` can build this."""
+    """Raise InvalidArgument, naming the limit, unless `build` can build this.
+
+    Examples
+    --------
+    >>> check("all_reduce", "hierarchical:hosts=4+4", 9)
+    Traceback (most recent call last):
+    ...
+    ringleader.errors.InvalidArgument: all_reduce 'hierarchical:hosts=4+4' over n=9 ranks: hosts=4+4 are 8 ranks
+    """
     entry, values = parse_spec(collective, spec)
     if n < 1:
         raise InvalidArgument(f"{collective} over n={n} ranks; n must be at least 1")

@@ -10,6 +10,21 @@ from ringleader.schedule import Builder, Schedule
 
 __all__ = ["all_gather", "all_reduce", "broadcast_chain", "reduce_chain", "reduce_scatter"]
 
+_ORDER = Parameter(
+    "order", (), "ranks in the order of the ring; default: 0, 1, 2, ...", low=0, high=1 << 20, separator="+"
+)
+
+
+def _order_limit(n: int, segments: int, order: tuple[int, ...]) -> str:
+    wrong = order and sorted(order) != list(range(n))
+    return f"order={_ORDER.text(order)} must name each of the ranks 0..{n - 1} once" if wrong else ""
+
+
+def _along(schedule: Schedule, order: tuple[int, ...]) -> Schedule:
+    """A schedule of the ring 0, 1, 2, ... on another ring."""
+    return schedule.on(ranks=order) if order else schedule
+
+
 _CHAIN_SEGMENTS = Parameter("segments", 8, SEGMENTS.summary)
 
 
@@ -19,17 +34,18 @@ _CHAIN_SEGMENTS = Parameter("segments", 8, SEGMENTS.summary)
     summary="every block goes once round, collecting contributions, and ends at its rank",
     reference=references.PATARASUK,
     cost="(n+k-2) a + (n-1)/n Mb",
-    steps=lambda n, segments: n - 2 + segments,
-    volume=lambda n, segments: (n - 1) / n,
-    transfers=lambda n, segments: n * (n - 1) * segments,
-    parameters=(SEGMENTS,),
+    steps=lambda n, segments, order: n - 2 + segments,
+    volume=lambda n, segments, order: (n - 1) / n,
+    transfers=lambda n, segments, order: n * (n - 1) * segments,
+    parameters=(SEGMENTS, _ORDER),
+    limit=_order_limit,
 )
-def reduce_scatter(n: int, root: int = 0, segments: int = 1) -> Schedule:
+def reduce_scatter(n: int, root: int = 0, segments: int = 1, order: tuple[int, ...] = ()) -> Schedule:
     """Ring reduce-scatter: block b sets out at rank b + 1 and reaches rank b after n - 1 steps."""
     b = Builder("reduce_scatter", n, chunks=n)
     step, rank = np.ogrid[: n - 1, :n]
     b.send(step, rank, (rank - step - 1) % n, (rank + 1) % n, reduce=True)
-    return b.build().pipelined(segments)
+    return _along(b.build(), order).pipelined(segments)
 
 
 @algorithm(
@@ -38,15 +54,16 @@ def reduce_scatter(n: int, root: int = 0, segments: int = 1) -> Schedule:
     summary="every block goes once round and is copied on the way",
     reference=references.PATARASUK,
     cost="(n+k-2) a + (n-1)/n Mb",
-    steps=lambda n, segments: n - 2 + segments,
-    volume=lambda n, segments: (n - 1) / n,
-    transfers=lambda n, segments: n * (n - 1) * segments,
-    parameters=(SEGMENTS,),
+    steps=lambda n, segments, order: n - 2 + segments,
+    volume=lambda n, segments, order: (n - 1) / n,
+    transfers=lambda n, segments, order: n * (n - 1) * segments,
+    parameters=(SEGMENTS, _ORDER),
+    limit=_order_limit,
 )
-def all_gather(n: int, root: int = 0, segments: int = 1) -> Schedule:
+def all_gather(n: int, root: int = 0, segments: int = 1, order: tuple[int, ...] = ()) -> Schedule:
     """Ring all-gather, in the same direction as the reduce-scatter, so that both use the same links."""
     backwards = -np.arange(n) % n
-    return reduce_scatter(n).reversed().on(ranks=backwards).pipelined(segments)
+    return _along(reduce_scatter(n).reversed().on(ranks=backwards), order).pipelined(segments)
 
 
 @algorithm(
@@ -55,15 +72,19 @@ def all_gather(n: int, root: int = 0, segments: int = 1) -> Schedule:
     summary="ring reduce_scatter, then ring all_gather; k segments make it the segmented (pipelined) ring",
     reference=references.PATARASUK,
     cost="(2n+k-3) a + 2(n-1)/n Mb",
-    steps=lambda n, segments: 2 * n - 3 + segments,
-    volume=lambda n, segments: 2 * (n - 1) / n,
-    transfers=lambda n, segments: 2 * n * (n - 1) * segments,
-    parameters=(SEGMENTS,),
+    steps=lambda n, segments, order: 2 * n - 3 + segments,
+    volume=lambda n, segments, order: 2 * (n - 1) / n,
+    transfers=lambda n, segments, order: 2 * n * (n - 1) * segments,
+    parameters=(SEGMENTS, _ORDER),
+    limit=_order_limit,
     aliases=("segmented_ring",),
 )
-def all_reduce(n: int, root: int = 0, segments: int = 1) -> Schedule:
-    """Ring all-reduce; with segments, reducing one overlaps sending another."""
-    return (reduce_scatter(n) >> all_gather(n)).pipelined(segments)
+def all_reduce(n: int, root: int = 0, segments: int = 1, order: tuple[int, ...] = ()) -> Schedule:
+    """Ring all-reduce; with segments, reducing one overlaps sending another.
+
+    `ringleader.algorithms.orders.ring_order` finds the order whose slowest link is the fastest.
+    """
+    return _along(reduce_scatter(n) >> all_gather(n), order).pipelined(segments)
 
 
 @algorithm(

@@ -5,13 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ringleader.algorithms import COLLECTIVES, Algorithm, all_algorithms
+from ringleader.algorithms import COLLECTIVES, Algorithm, Parameter, all_algorithms, build
 from ringleader.errors import InvalidArgument
+from ringleader.schedule import verify
 
 __all__ = ["BEGIN", "END", "insert", "render"]
 
 BEGIN = "<!-- table: begin -->"
 END = "<!-- table: end -->"
+
+RANKS = (16, 12)
+"""Numbers of ranks for which the table gives the ratio to the lower bound."""
+
+
+_HEAD = f"| name | parameters | cost | x bound, n = {' / '.join(map(str, RANKS))} | how | known from |"
 
 
 def render() -> str:
@@ -20,7 +27,7 @@ def render() -> str:
     numbers = {text: index for index, text in enumerate(sorted({entry.reference for entry in entries}), 1)}
     lines: list[str] = []
     for collective in COLLECTIVES:
-        lines += [f"### {collective}", "", "| name | parameters | cost | how | known from |", "|---|---|---|---|---|"]
+        lines += [f"### {collective}", "", _HEAD, "|---|---|---|---|---|---|"]
         lines += [_row(entry, numbers[entry.reference]) for entry in entries if entry.collective == collective]
         lines.append("")
     lines += ["### References", "", *(f"{index}. {text}" for text, index in numbers.items())]
@@ -29,8 +36,19 @@ def render() -> str:
 
 def _row(entry: Algorithm, reference: int) -> str:
     names = f"`{entry.name}`" + "".join(f", also `{alias}`" for alias in entry.aliases)
-    settings = ", ".join(f"`{p.name}={p.values.replace('|', '/')}` ({p.default})" for p in entry.parameters)
-    return f"| {names} | {settings} | {entry.cost} | {entry.summary} | [{reference}] |"
+    settings = ", ".join(map(_setting, entry.parameters))
+    return f"| {names} | {settings} | {entry.cost} | {_ratios(entry)} | {entry.summary} | [{reference}] |"
+
+
+def _setting(parameter: Parameter) -> str:
+    default = parameter.text(parameter.default)
+    return f"`{parameter.name}={parameter.values.replace('|', '/')}`" + f" ({default})" * bool(default)
+
+
+def _ratios(entry: Algorithm) -> str:
+    """What the busiest rank sends or receives in all, over the least that is possible; with default parameters."""
+    reports = [verify(build(entry.collective, entry.name, n), lowered=False) for n in RANKS]
+    return " / ".join(f"{report.ratio:.2f}" if report.lower_bound else "-" for report in reports)
 
 
 def insert(text: str) -> str:

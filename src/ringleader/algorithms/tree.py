@@ -6,10 +6,22 @@ import numpy as np
 
 from ringleader.algorithms import references
 from ringleader.algorithms.ranks import Indices, depth, lowest_bit
-from ringleader.algorithms.registry import SEGMENTS, algorithm
+from ringleader.algorithms.registry import SEGMENTS, Parameter, algorithm
 from ringleader.schedule import Builder, Schedule
 
-__all__ = ["all_reduce", "barrier", "broadcast", "double_binary_tree", "gather", "reduce", "scatter"]
+__all__ = [
+    "all_reduce",
+    "barrier",
+    "binary_broadcast",
+    "binary_reduce",
+    "broadcast",
+    "double_binary_broadcast",
+    "double_binary_reduce",
+    "double_binary_tree",
+    "gather",
+    "reduce",
+    "scatter",
+]
 
 
 def _binomial(n: int) -> tuple[Indices, Indices, Indices]:
@@ -159,3 +171,103 @@ def double_binary_tree(n: int, root: int = 0, segments: int = 1) -> Schedule:
     second = first.on(ranks=np.arange(n)[::-1] if n % 2 == 0 else (np.arange(n) + 1) % n)
     both = first.on(chunks=[0], total_chunks=2) | second.on(chunks=[1], total_chunks=2)
     return both.pipelined(segments)
+
+
+def _up_steps(n: int) -> int:
+    """Steps of a reduce up the tree of `_in_order_tree`."""
+    return depth(n) - n % 2 if n > 1 else 0
+
+
+def _two_tree_steps(n: int, segments: int) -> int:
+    return _up_steps(n - 1) + segments
+
+
+_PIPELINE = Parameter("segments", 8, SEGMENTS.summary)
+
+
+@algorithm(
+    "double_binary_tree",
+    "reduce",
+    summary="segments flow up two trees of all ranks but the root, with half the data each; both end at the root",
+    reference=references.SANDERS,
+    cost="(L+k) a + at most (1 + L/k) Mb",
+    steps=_two_tree_steps,
+    volume=lambda n, segments: _two_tree_steps(n, segments) / segments,
+    transfers=lambda n, segments: 2 * (n - 1) * segments,
+    parameters=(_PIPELINE,),
+    aliases=("tree",),
+)
+def double_binary_reduce(n: int, root: int = 0, segments: int = 8) -> Schedule:
+    """Reduce up two complementary trees: every link in use all the time, and logarithmic latency."""
+    m = n - 1
+    if m == 0:
+        return Schedule.empty("reduce", 1, 2 * segments)
+    child, parent, step = _in_order_tree(m)
+    b = Builder("reduce", n, chunks=2)
+    # As in the all_reduce, mirroring or shifting the ranks of the tree makes leaves of the inner ones.
+    for half, label in enumerate((np.arange(m), np.arange(m)[::-1] if m % 2 == 0 else (np.arange(m) + 1) % m)):
+        top = np.setdiff1d(np.arange(m), child)
+        b.send(step, 1 + label[child], half, 1 + label[parent], reduce=True)
+        b.send(_up_steps(m), 1 + label[top], half, 0, reduce=True)
+    return b.build().pipelined(segments).with_root(root)
+
+
+@algorithm(
+    "double_binary_tree",
+    "broadcast",
+    summary="segments flow down two trees of all ranks but the root, with half the data each",
+    reference=references.SANDERS,
+    cost="(L+k) a + at most (1 + L/k) Mb",
+    steps=_two_tree_steps,
+    volume=lambda n, segments: _two_tree_steps(n, segments) / segments,
+    transfers=lambda n, segments: 2 * (n - 1) * segments,
+    parameters=(_PIPELINE,),
+    aliases=("tree",),
+)
+def double_binary_broadcast(n: int, root: int = 0, segments: int = 8) -> Schedule:
+    """Broadcast down two complementary trees: the mirror image of the reduce."""
+    return double_binary_reduce(n, root, segments=1).reversed().pipelined(segments)
+
+
+def _binary_steps(n: int, segments: int) -> int:
+    return n.bit_length() - 2 + segments
+
+
+def _binary_volume(n: int, segments: int) -> float:
+    """Inner ranks send to two children in each step; for powers of two the last rank is an only child."""
+    return 1.0 if n == 2 else (2 * _binary_steps(n, segments) - (n & (n - 1) == 0)) / segments
+
+
+@algorithm(
+    "binary_tree",
+    "broadcast",
+    summary="segments flow down a binary tree",
+    reference=references.HOEFLER,
+    cost="(log2 p + k - 1) a + 2(log2 p + k - 1)/k Mb",
+    steps=_binary_steps,
+    volume=_binary_volume,
+    transfers=lambda n, segments: (n - 1) * segments,
+    parameters=(_PIPELINE,),
+)
+def binary_broadcast(n: int, root: int = 0, segments: int = 8) -> Schedule:
+    """Pipelined broadcast on a complete binary tree: twice the bytes of a chain, but logarithmic latency."""
+    child = np.arange(1, n)
+    b = Builder("broadcast", n, chunks=1)
+    b.send(np.log2(child + 1).astype(np.int64) - 1, (child - 1) // 2, 0, child)
+    return b.build().pipelined(segments).with_root(root)
+
+
+@algorithm(
+    "binary_tree",
+    "reduce",
+    summary="segments flow up a binary tree",
+    reference=references.HOEFLER,
+    cost="(log2 p + k - 1) a + 2(log2 p + k - 1)/k Mb",
+    steps=_binary_steps,
+    volume=_binary_volume,
+    transfers=lambda n, segments: (n - 1) * segments,
+    parameters=(_PIPELINE,),
+)
+def binary_reduce(n: int, root: int = 0, segments: int = 8) -> Schedule:
+    """Pipelined reduce on a complete binary tree: the mirror image of the broadcast."""
+    return binary_broadcast(n, root, segments=1).reversed().pipelined(segments)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
 from collections.abc import Callable, Collection
 from typing import Any
@@ -20,7 +19,7 @@ from ringleader.algorithms.registry import MAX_TRANSFERS, Parameter
 from ringleader.errors import InvalidArgument, ScheduleError, VerificationError
 from ringleader.schedule import Collective, Schedule, verify
 
-__all__ = ["algorithm", "forget", "load_msccl", "register_schedule"]
+__all__ = ["algorithm", "forget", "register_schedule"]
 
 PROVED = (2, 3, 4)
 """Numbers of ranks for which an algorithm is proved when it is registered."""
@@ -84,9 +83,7 @@ def algorithm(
     >>> rl.algorithms.forget("all_reduce", "tutorial_exchange")
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgument(
-            f"algorithm name {name!r}: expected a lower case letter, then letters, digits, '_', '-', '.'"
-        )
+        raise InvalidArgument(f"algorithm name {name!r}: expected a small letter, then small letters, digits, _ - .")
     registry.names(collective)  # raises if there is no such collective
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
@@ -156,35 +153,6 @@ def register_schedule(schedule: Schedule, name: str = "", reference: str = "a fi
     return name
 
 
-def load_msccl(path: str | os.PathLike[str], name: str = "") -> str:
-    """Register the algorithm of an MSCCL file.
-
-    Parameters
-    ----------
-    path
-        The file. It is for exactly one number of ranks.
-    name
-        Default: the name that the file gives itself.
-
-    Returns
-    -------
-    str
-        The name, for ``algorithm=`` and everywhere else.
-
-    Raises
-    ------
-    ScheduleError
-        The file is malformed, hangs, races or does not do what it promises; with line and element.
-    InvalidArgument
-        The name is taken.
-    """
-    from ringleader.formats import msccl
-
-    file = os.fspath(path)
-    schedule = msccl.load(file)
-    return register_schedule(schedule, name, reference=os.path.basename(file))
-
-
 def forget(collective: str, name: str) -> None:
     """Remove a user's algorithm, so that another may have its name. Communicators keep the plans that they have made.
 
@@ -232,11 +200,23 @@ class _Entry:
                 f"algorithm {self.full_name}: the function's arguments are {', '.join(signature) or 'none'}; expected "
                 f"{' and '.join(needed)}, and for each parameter a keyword with an integer as default"
             )
-        self.made = functools.lru_cache(maxsize=_CACHED)(self._make)
+        self.made = functools.lru_cache(maxsize=_CACHED)(self._made)
 
     def build(self, n: int, root: int = 0, **arguments: Any) -> Schedule:
-        """The proved schedule."""
-        return self.made(n, root, tuple(sorted(arguments.items())))
+        """The proved schedule, or the error that says why there is none."""
+        made = self.made(n, root, tuple(sorted(arguments.items())))
+        if isinstance(made, Schedule):
+            return made
+        raise type(made)(str(made))
+
+    def _made(
+        self, n: int, root: int, arguments: tuple[tuple[str, Any], ...]
+    ) -> Schedule | InvalidArgument | VerificationError:
+        """`_make`, with an error as value, so that it is remembered too: it may have taken long to find."""
+        try:
+            return self._make(n, root, arguments)
+        except (InvalidArgument, VerificationError) as error:
+            return error
 
     def _make(self, n: int, root: int, arguments: tuple[tuple[str, Any], ...]) -> Schedule:
         where = f"algorithm {self.full_name} over n={n} ranks"
@@ -245,9 +225,7 @@ class _Entry:
             keywords["root"] = root
         schedule = self.function(n, **keywords)
         if not isinstance(schedule, Schedule):
-            raise VerificationError(
-                f"{where} returned {type(schedule).__name__}; expected a schedule (Builder.build())"
-            )
+            raise VerificationError(f"{where} returned {type(schedule).__name__}; expected a Schedule")
         if schedule.collective is not self.collective or schedule.n != n or schedule.root != root:
             expected = f"{self.collective} with n={n} and root={root}"
             raise VerificationError(f"{where} returned {schedule!r}; expected {expected}")
@@ -281,15 +259,17 @@ class _Entry:
             return str(error)
 
     def steps(self, n: int, **arguments: Any) -> float:
-        """Steps of the schedule."""
-        return float(self.build(n, **arguments).steps)
+        """Steps of the schedule; infinite if there is none."""
+        return float("inf") if self.limit(n, **arguments) else float(self.build(n, **arguments).steps)
 
     def transfers(self, n: int, **arguments: Any) -> int:
-        """Rows of the schedule."""
-        return self.build(n, **arguments).transfers
+        """Rows of the schedule; none if there is none."""
+        return 0 if self.limit(n, **arguments) else self.build(n, **arguments).transfers
 
     def volume(self, n: int, **arguments: Any) -> float:
         """For each step what the busiest rank sends or receives, summed over the steps; in units of the whole data."""
+        if self.limit(n, **arguments):
+            return float("inf")
         schedule = self.build(n, **arguments)
         table = schedule.table[schedule.table["src_rank"] != schedule.table["dst_rank"]]
         share = table["count"] / schedule.chunks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,9 @@ import typer
 from rich.console import Console
 
 from ringleader import __version__
+from ringleader.algorithms.files import VARIABLE, load_files
 from ringleader.cli import choice, schedules
+from ringleader.cli import rules as rule_commands
 from ringleader.cli.bench import make_request, run_bench
 from ringleader.cli.doctor import diagnose
 from ringleader.cli.words import one_of, parse_size
@@ -24,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(rule_commands.app, name="rules")
 
 
 def _version(wanted: bool) -> None:
@@ -37,8 +41,17 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            envvar=VARIABLE,
+            help="Algorithms to load, a:b: one's own (.py), MSCCL (.xml), MSCCL++, schedules (.json).",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if load is not None:
+        load_files(load)
+        os.environ[VARIABLE] = load  # for the ranks that a command starts
 
 
 def _write(line: str) -> None:
@@ -200,19 +213,6 @@ def matrix(
 
 
 @app.command()
-def rules(
-    path: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Default: the built-in rules.")] = None,
-    ranks: Annotated[
-        int | None, typer.Option("-n", "--ranks", min=1, max=65536, help="Only rules for so many.")
-    ] = None,
-    nodes: Annotated[str | None, typer.Option(help="Only rules for this layout: 2x4, or 0,0,1,1.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As a file of rules, to start an own one from.")] = False,
-) -> None:
-    """Check a file of rules and show what it says; without a file, the built-in rules."""
-    choice.show_rules(_console(), path, ranks, nodes, as_json)
-
-
-@app.command()
 def tune(
     budget: Annotated[float, typer.Option(help="Seconds for everything.")] = 120.0,
     places: Annotated[
@@ -235,6 +235,19 @@ def tune(
     from ringleader.cli.tune import make_request, run_tune
 
     run_tune(make_request(budget, places, collectives, output, keep, report), _console())
+
+
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(help="Algorithm, with parameters: ring:segments=4.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File: .xml for MSCCL, .json for a schedule.")],
+    ranks: _Ranks = 4,
+    collective: _Collective = None,
+    root: _Root = 0,
+    protocol: Annotated[str, typer.Option(help="Of MSCCL: Simple, LL or LL128.")] = "Simple",
+) -> None:
+    """Write an algorithm for a number of ranks as an MSCCL algorithm, or as a schedule."""
+    schedules.export(_console(), name, ranks, collective, root, output, protocol)
 
 
 @app.command()

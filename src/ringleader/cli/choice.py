@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -13,6 +14,7 @@ from ringleader import tune
 from ringleader.cli.schedules import parse_nodes
 from ringleader.cli.words import algorithm_specs, collective_name, format_size, parse_size
 from ringleader.runtime.config import Config
+from ringleader.runtime.tuning import Guide, own_guide
 from ringleader.runtime.wire import effective, parse_wire
 from ringleader.schedule import Collective
 
@@ -21,10 +23,10 @@ __all__ = ["explain", "show_matrix", "show_rules"]
 _FLOAT32 = 0
 
 
-def _sets(path: Path | None, config: Config) -> list[tune.RuleSet]:
-    """The rules of a file, by default that of RINGLEADER_RULES."""
-    chosen = config.rules if path is None else path
-    return [] if chosen is None else [tune.load(chosen)]
+def _guide(rules: Path | None, layout: Sequence[int]) -> Guide:
+    """By what a job with this environment chooses; `rules` is a file instead of RINGLEADER_RULES."""
+    config = Config.from_environment(None, rules=None if rules is None else str(rules))
+    return own_guide(config, len(set(layout)))
 
 
 def explain(
@@ -39,15 +41,16 @@ def explain(
     rules: Path | None,
 ) -> None:
     """Which algorithm would run, by which rule, and what the others would cost in the model."""
-    config = Config.from_environment()
     kind, nbytes = collective_name(collective), parse_size(size)
     layout = parse_nodes(nodes, n)
+    guide = _guide(rules, layout)
     forced = None if algorithm is None else algorithm_specs(kind, algorithm)[0]
-    sets = _sets(rules, config)
-    ruled = tune.select_wire(kind, nbytes, layout, sets)
-    default = config.wire or (ruled[0] if ruled else "f32")
+    ruled = tune.select_wire(kind, nbytes, layout, guide.rules)
+    default = guide.config.wire or (ruled[0] if ruled else "f32")
     used = effective(parse_wire(wire), default, Collective(kind), _FLOAT32, tuple(layout))
-    found = tune.explain(kind, nbytes, len(layout), layout, itemsize, forced=forced, rules=sets, wire=used)
+    found = tune.explain(
+        kind, nbytes, len(layout), layout, itemsize, forced=forced, rules=guide.rules, wire=used, model=guide.model
+    )
     console.print(f"{kind} of {format_size(nbytes)}: {found.request}", highlight=False, soft_wrap=True)
     choice = found.choice
     channels = f", {choice.channels} channels" if choice.channels else ""
@@ -57,7 +60,7 @@ def explain(
         console.print(f"  {escape(rule)}", highlight=False, soft_wrap=True)
     console.print(_candidates(found))
     console.print(
-        "The model compares orders of magnitude. Rules decide; `ringleader bench --algorithm all` measures.",
+        "Rules decide; the model is for what they leave open. `ringleader tune` fits both to this machine.",
         style="dim", highlight=False,
     )  # fmt: skip
 
@@ -84,7 +87,8 @@ def _candidates(found: tune.Explanation) -> Table:
 def show_matrix(console: Console, n: int | None, nodes: str | None, rules: Path | None) -> None:
     """All predictions for a layout, as RINGLEADER_DEBUG_SUBSYS=TUNE prints them at the start."""
     layout = parse_nodes(nodes, n)
-    text = tune.matrix(layout, rules=_sets(rules, Config.from_environment()))
+    guide = _guide(rules, layout)
+    text = tune.matrix(layout, rules=guide.rules, model=guide.model)
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

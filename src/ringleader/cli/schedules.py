@@ -1,4 +1,4 @@
-"""``verify``, ``algorithms`` and ``draw``: what can be said of an algorithm without running it."""
+"""``verify``, ``algorithms``, ``draw`` and ``export``: what can be done with an algorithm without running it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from ringleader import algorithms
-from ringleader.cli.words import algorithm_specs, collective_name, parse_range
+from ringleader.cli.words import algorithm_specs, collective_name, one_of, parse_range
 from ringleader.errors import InvalidArgument
-from ringleader.schedule import Collective, Report, verify
+from ringleader.formats import msccl
+from ringleader.schedule import Collective, Report, to_json, verify
 from ringleader.schedule.draw import draw_svg, draw_text
 from ringleader.schedule.lower import lower
 
-__all__ = ["draw", "list_algorithms", "parse_nodes", "verify_all"]
+__all__ = ["draw", "export", "list_algorithms", "parse_nodes", "verify_all"]
 
 
 def parse_nodes(text: str | None, n: int | None) -> list[int]:
@@ -154,6 +155,22 @@ def _print_report(console: Console, kind: str, spec: str, report: Report) -> Non
 
 
 # ----------------------------------------------------------------------------------------------------------- draw
+
+
+def export(console: Console, name: str, n: int, collective: str | None, root: int, output: Path, protocol: str) -> None:
+    """A schedule as a file: MSCCL's XML, or JSON."""
+    if output.suffix not in (".xml", ".json"):
+        raise InvalidArgument(
+            f"--output {str(output)!r}: expected a file that ends in .xml (MSCCL) or .json (schedule)"
+        )
+    for kind, spec in _named(name, collective):
+        schedule = algorithms.build(kind, spec, n, root)
+        if output.suffix == ".xml":
+            text = msccl.dumps(schedule, protocol=one_of(protocol, msccl.PROTOCOLS, "protocol"))
+        else:
+            text = to_json(schedule)
+        output.write_text(text)
+        console.print(f"{output}: {kind} {spec}, {n} ranks", highlight=False, soft_wrap=True)
 
 
 def draw(

@@ -21,8 +21,7 @@ from ringleader.errors import InvalidArgument
 from ringleader.runtime.config import Config
 from ringleader.runtime.tuning import fingerprint
 from ringleader.tune import table
-from ringleader.tune.place import TRANSPORTS, Place, parse_places
-from ringleader.tune.rules import RuleSet
+from ringleader.tune.place import Place, parse_places
 from ringleader.tune.table import Table
 from ringleader.tune.tuner import COLLECTIVES, SIZES, Point, Settings, Tuner, Tuning, rules_of
 
@@ -65,8 +64,10 @@ def make_request(
         )
     chosen = None
     if job is None:
-        both = [Place.local(n, transport) for transport in TRANSPORTS for n in LOCAL_RANKS]
+        both = [Place.local(n, transport) for transport in ("shm", "tcp") for n in LOCAL_RANKS]
         chosen = tuple(both if places is None else parse_places(places))
+        if {"tcp", "ucx"} <= {place.transport for place in chosen}:
+            raise InvalidArgument(f"--places {places}: tcp and ucx are fitted apart; tune one, then the other --keep")
     names = COLLECTIVES if collectives is None else tuple(map(collective_name, collectives.split(",")))
     if "barrier" in names:
         raise InvalidArgument("--collectives barrier: it has no sizes to tune; leave it out")
@@ -90,12 +91,12 @@ def run_tune(request: Request, console: Console) -> int:
             if not world.leader:
                 world.follow()
                 return 0
-            tuning, hosts = _tune(world, [world.place], request, console), world.place.hosts
+            tuning = _tune(world, [world.place], request, console)
     else:
         with LocalWorlds(max(place.ranks for place in request.places)) as worlds:
-            tuning, hosts = _tune(worlds, request.places, request, console), 1
-    made = table_of(tuning, hosts, str(request.path))
-    if request.keep or hosts > 1:
+            tuning = _tune(worlds, request.places, request, console)
+    made = table_of(tuning, str(request.path))
+    if request.keep or request.places is None:
         made = _merged(made, request.path, console)
     table.save(made, request.path)
     _say(tuning, made, request, console)
@@ -124,10 +125,11 @@ def tune_places(world: JobWorld | LocalWorlds, settings: Settings, console: Cons
         return Tuner(world, settings, show).run()
 
 
-def table_of(tuning: Tuning, hosts: int, source: str) -> Table:
-    """The table for what was found in a job on `hosts` machines."""
+def table_of(tuning: Tuning, source: str) -> Table:
+    """The table for what was found in places of one link."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    rules: dict[int, RuleSet] = {hosts: rules_of(tuning.points, source)}
+    place = next((p.place for p in tuning.points if p.place.net != "tcp"), tuning.points[0].place)
+    rules = {table.link(place.hosts, place.net): rules_of(tuning.points, source)}
     return Table(fingerprint(), tuning.model, tuning.errors, rules, now)
 
 

@@ -13,6 +13,7 @@ from ringleader.cli.exchange import exchange
 from ringleader.errors import InvalidArgument
 from ringleader.runtime.addresses import network_id
 from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.config import Config
 from ringleader.runtime.spawn import WorkerGroup
 from ringleader.runtime.start import init
 from ringleader.tune.place import Place
@@ -80,7 +81,8 @@ class JobWorld:
         """The job's layout."""
         nodes = self._comm.nodes
         distinct = len(set(nodes))
-        transport = "shm" if distinct == 1 else "tcp" if distinct == len(nodes) else "shm+tcp"
+        net = Config.from_environment().network
+        transport = "shm" if distinct == 1 else net if distinct == len(nodes) else f"shm+{net}"
         return Place(nodes, transport, self._hosts)
 
     def open(self, place: Place) -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.errors import ScheduleError
+from ringleader.errors import InternalError, ScheduleError
 from ringleader.schedule import TRANSFER_DTYPE, Buffer, Collective, Schedule
 
 __all__ = ["Assembler", "Place", "Taken", "components"]
@@ -80,6 +80,7 @@ class Assembler:
         self._reduce: list[bool] = []
         self._channel: list[int] = []
         self._edges: list[tuple[int, int, int]] = []  # of nodes: 2 t is transfer t taken, 2 t + 1 is it put
+        self._runs: list[tuple[int, int]] = []  # puts that reduce into one place, one directly after the other
         self._scratch = [0] * n
 
     def scratch(self, rank: int) -> Place:
@@ -123,6 +124,8 @@ class Assembler:
         together = reduce and cell.reduced and not cell.readers
         if cell.writer >= 0:
             self._edges.append((2 * cell.writer + 1, put, 0 if together else 1))
+            if together:
+                self._runs.append((2 * cell.writer + 1, put))
         self._edges += [(2 * reader, put, 0) for reader in cell.readers if reader != transfer]
         self._cells[place] = _Cell(cell.part if reduce and cell.part >= 0 else taken.part, transfer, reduce)
 
@@ -131,8 +134,15 @@ class Assembler:
 
     # ------------------------------------------------------------------------------------------------------- steps
 
-    def build(self, name: str = "") -> Schedule:
+    def build(self, name: str = "", together: bool = False) -> Schedule:
         """The schedule of all that was taken and put.
+
+        Parameters
+        ----------
+        together
+            Reduces that follow each other into one place without anybody reading it in between share a step, wherever
+            that is possible: their fold then is in the order of ranks, on all ranks alike. Otherwise each happens as
+            early as it can.
 
         Raises
         ------
@@ -143,12 +153,16 @@ class Assembler:
         if max(self._channel, default=0) > MAX_CHANNEL:
             raise ScheduleError(f"channel {max(self._channel)} is used; a schedule has at most {MAX_CHANNEL + 1}")
         buffered = bytearray(count)  # 1: through scratch of the receiver
+        runs = self._runs if together else []
         while True:
-            levels, broken = self._levels(buffered)
-            if not broken:
+            levels, component, impossible = self._levels(buffered, runs)
+            if not impossible:
                 break
-            for transfer in broken:
-                buffered[transfer] = 1
+            kept = [(a, b) for a, b in runs if component[a] != component[b] or component[a] not in impossible]
+            if len(kept) == len(runs):
+                for t in self._hasty(buffered, component, impossible):
+                    buffered[t] = 1
+            runs = kept
         rows = []
         for t, (source, target) in enumerate(zip(self._source, self._target, strict=True)):
             assert target is not None  # whatever is taken is put
@@ -163,12 +177,29 @@ class Assembler:
         table = _joined(np.array(rows, TRANSFER_DTYPE))
         return Schedule(base.collective, base.n, base.chunks, table, base.root, name)
 
-    def _levels(self, buffered: bytearray) -> tuple[list[int], list[int]]:
-        """Step of each node, or the transfers that have to be buffered because there is no solution."""
+    def _hasty(self, buffered: bytearray, component: list[int], impossible: set[int]) -> set[int]:
+        """Messages of impossible components whose source is overwritten there: those cannot be taken when they are put.
+
+        Takes and puts come in an order that is possible with all messages buffered, so there always are some.
+        """
+        found = set()
+        for u, v, _ in self._edges:
+            t = u // 2
+            inside = component[u] == component[v] and component[u] in impossible
+            if inside and u == 2 * t and not buffered[t] and self._is_message(t):
+                found.add(t)
+        if not found:
+            raise InternalError(f"{self._empty!r}: the order of transfers contradicts itself")
+        return found
+
+    def _levels(self, buffered: bytearray, runs: list[tuple[int, int]]) -> tuple[list[int], list[int], set[int]]:
+        """Step and component of each node, and the components whose constraints contradict each other."""
         count = len(self._source)
         ahead: list[list[tuple[int, int]]] = [[] for _ in range(2 * count)]
         for u, v, weight in self._edges:
             ahead[u].append((v, weight))
+        for earlier, later in runs:
+            ahead[later].append((earlier, 0))
         for t in range(count):
             ahead[2 * t].append((2 * t + 1, int(buffered[t])))
             if not buffered[t]:
@@ -178,18 +209,18 @@ class Assembler:
         for index, nodes in enumerate(order):
             for node in nodes:
                 component[node] = index
-        broken: list[int] = []
+        impossible: set[int] = set()
         levels = [0] * (2 * count)
         for nodes in reversed(order):  # sources first
             here = component[nodes[0]]
             if any(weight and component[v] == here for u in nodes for v, weight in ahead[u]):
-                broken += {u // 2 for u in nodes if self._is_message(u // 2) and not buffered[u // 2]}
+                impossible.add(here)
             level = max(levels[node] for node in nodes)
             for u in nodes:
                 levels[u] = level
                 for v, weight in ahead[u]:
                     levels[v] = max(levels[v], level + weight)
-        return levels, broken
+        return levels, component, impossible
 
     def _is_message(self, transfer: int) -> bool:
         target = self._target[transfer]

@@ -8,22 +8,15 @@ accesses to one chunk, one of them a write, are not ordered by them, its result 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ringleader.formats.buffers import Memory, memory_of
 from ringleader.formats.msccl_program import RECEIVING, SENDING, Program, Step, ThreadBlock, fail
-from ringleader.schedule import Collective
+from ringleader.formats.order import Uses, cycle, race, sequence
 
-__all__ = ["SHORT_INPUT", "SHORT_OUTPUT", "Ordered", "data_chunk", "locations", "order", "same_memory"]
-
-SHORT_INPUT = (Collective.ALL_GATHER, Collective.GATHER)
-"""Where a GPU's input is one block; its output is all of them."""
-SHORT_OUTPUT = (Collective.REDUCE_SCATTER, Collective.SCATTER)
-"""Where a GPU's output is one block of its input."""
+__all__ = ["Ordered", "locations", "order"]
 
 
 class Ordered(NamedTuple):
@@ -60,14 +53,25 @@ def order(program: Program) -> Ordered:
         if sender[number] >= 0:
             waits.append(sender[number])
         before.append(waits)
-    sequence = _sequence(program, steps, before)
-    owner = np.repeat(np.arange(len(blocks)), [len(block.steps) for block in blocks])
-    _check_races(program, steps, before, sequence, owner, len(blocks))
-    place = {number: k for k, number in enumerate(sequence)}
+    found = sequence(before)
+    if len(found) < len(steps):
+        turn = cycle(before, found)
+        shown = " waits for ".join(f"{steps[k]} in line {steps[k].line}" for k in [*turn[:6], turn[0]])
+        fail(program.source, steps[turn[0]].line, f"it hangs: {shown}{' (shortened)' if len(turn) > 6 else ''}")
+    threads = np.repeat(np.arange(len(blocks)), [len(block.steps) for block in blocks]).tolist()
+    clash = race(found, before, threads, lambda number: locations(program, steps[number]))
+    if clash is not None:
+        step, earlier = (steps[number] for number in clash)
+        fail(
+            program.source, step.line,
+            f"{step}: it uses the same chunk as {earlier} in line {earlier.line}, and nothing says which comes first; "
+            f"one must wait for the other (depid, deps)",
+        )  # fmt: skip
+    place = {number: k for k, number in enumerate(found)}
     return Ordered(
-        [steps[number] for number in sequence],
-        [place[sender[number]] if sender[number] >= 0 else -1 for number in sequence],
-        [channels[number] for number in sequence],
+        [steps[number] for number in found],
+        [place[sender[number]] if sender[number] >= 0 else -1 for number in found],
+        [channels[number] for number in found],
     )
 
 
@@ -111,123 +115,18 @@ def _match(program: Program, blocks: list[ThreadBlock], first: dict[tuple[int, i
     return sender
 
 
-def _sequence(program: Program, steps: list[Step], before: list[list[int]]) -> list[int]:
-    """An order of the steps that keeps all waits, breadth first."""
-    after: list[list[int]] = [[] for _ in steps]
-    missing = [len(waits) for waits in before]
-    for number, waits in enumerate(before):
-        for wait in waits:
-            after[wait].append(number)
-    ready = deque(number for number, count in enumerate(missing) if not count)
-    result: list[int] = []
-    while ready:
-        number = ready.popleft()
-        result.append(number)
-        for other in after[number]:
-            missing[other] -= 1
-            if not missing[other]:
-                ready.append(other)
-    if len(result) < len(steps):
-        # Every step that is left waits for one that is left: going back leads round a cycle.
-        number, seen = next(k for k, count in enumerate(missing) if count), []
-        while number not in seen:
-            seen.append(number)
-            number = next(wait for wait in before[number] if missing[wait])
-        cycle = seen[seen.index(number) :]
-        shown = " waits for ".join(f"{steps[k]} in line {steps[k].line}" for k in [*cycle[:6], cycle[0]])
-        fail(program.source, steps[cycle[0]].line, f"it hangs: {shown}{' (shortened)' if len(cycle) > 6 else ''}")
-    return result
-
-
-def same_memory(program: Program, gpu: int, buffer: str, chunk: int) -> tuple[str, int]:
-    """The name under which a chunk's memory is known: in place, input and output are the same memory.
-
-    Where the input is one block, that block of the output; where the output is one, that of the input.
-    """
-    if not program.in_place or buffer == "s":
-        return buffer, chunk
-    return "io", data_chunk(program, gpu, buffer, chunk)
-
-
-def data_chunk(program: Program, gpu: int, buffer: str, chunk: int) -> int:
-    """The chunk of the schedule's vector that a chunk of the file's input or output is."""
-    short = {"i": SHORT_INPUT, "o": SHORT_OUTPUT}.get(buffer, ())
-    return chunk + (gpu * (program.chunks // program.n) if program.collective in short else 0)
-
-
-def locations(program: Program, step: Step) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+def locations(program: Program, step: Step) -> Uses:
     """The memory that a step reads, and that it writes."""
 
-    def chunks(end: tuple[str, int]) -> list[tuple[str, int]]:
-        return [same_memory(program, step.gpu, end[0], end[1] + i) for i in range(step.count)]
+    def chunks(end: tuple[str, int]) -> list[Memory]:
+        return [memory_of(program, step.gpu, end[0], end[1] + i) for i in range(step.count)]
 
-    reads, writes = [], []
+    reads: list[Memory] = []
+    writes: list[Memory] = []
     if step.type in ("s", "cpy", "re", "rrc", "rrs", "rrcs"):
         reads = chunks(step.src)
     if step.type in ("r", "rcs", "cpy", "re", "rrc", "rrcs"):
         writes = chunks(step.dst)
     if step.type == "re":  # dst = dst + src
         reads = reads + writes
-    return reads, writes
-
-
-def _check_races(
-    program: Program,
-    steps: list[Step],
-    before: list[list[int]],
-    sequence: list[int],
-    owner: NDArray[np.int64],
-    width: int,
-) -> None:
-    """Refuse two accesses to one chunk, one of them a write, that the waits do not order.
-
-    A step's clock holds for each thread block how many of its steps are certain to be over. Clocks are dropped as soon
-    as nobody needs them any more.
-    """
-    waiting = [0] * len(steps)
-    for waits in before:
-        for wait in waits:
-            waiting[wait] += 1
-    clocks: dict[int, NDArray[np.int32]] = {}
-    written: dict[tuple[int, str, int], int] = {}
-    read: dict[tuple[int, str, int], list[int]] = {}
-    for number in sequence:
-        step = steps[number]
-        clock = np.zeros(width, np.int32)
-        for wait in before[number]:
-            np.maximum(clock, clocks[wait], out=clock)
-            waiting[wait] -= 1
-            if not waiting[wait]:
-                del clocks[wait]
-        for earlier in _conflicts(program, step, number, written, read):
-            if clock[owner[earlier]] <= steps[earlier].index:
-                fail(
-                    program.source, step.line,
-                    f"{step}: it uses the same chunk as {steps[earlier]} in line {steps[earlier].line}, and nothing "
-                    f"says which comes first; one must wait for the other (depid, deps)",
-                )  # fmt: skip
-        clock[owner[number]] = step.index + 1
-        if waiting[number]:
-            clocks[number] = clock
-
-
-def _conflicts(
-    program: Program,
-    step: Step,
-    number: int,
-    written: dict[tuple[int, str, int], int],
-    read: dict[tuple[int, str, int], list[int]],
-) -> Iterator[int]:
-    """Earlier steps that this one must come after; notes its own accesses."""
-    reads, writes = locations(program, step)
-    for buffer, chunk in reads:
-        key = (step.gpu, buffer, chunk)
-        if key in written:
-            yield written[key]
-        read.setdefault(key, []).append(number)
-    for buffer, chunk in writes:
-        key = (step.gpu, buffer, chunk)
-        if key in written:
-            yield written[key]
-        yield from (earlier for earlier in read.pop(key, ()) if earlier != number)
-        written[key] = number
+    return Uses(reads, writes)

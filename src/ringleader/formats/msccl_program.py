@@ -12,6 +12,7 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from ringleader.errors import ScheduleError
+from ringleader.formats.buffers import buffer_size
 from ringleader.schedule import Collective
 
 __all__ = [
@@ -302,7 +303,8 @@ class _Reader:
             self.fail(f"<step>: {end}buf is {name[:40]!r}; expected i, o or s")
         buffer = _BUFFERS[name]
         program = self._program
-        most = min(program.limits[self.gpu][buffer], _buffer_size(program, buffer))
+        size = buffer_size(program, buffer)
+        most = min(program.limits[self.gpu][buffer], MAX_CHUNKS if size is None else size)
         first = get.integer(f"{end}off", 0, MAX_CHUNKS)
         if first + count > most:
             span = f"{first}" if count == 1 else f"{first} to {first + count - 1}"
@@ -335,17 +337,6 @@ class _Attributes:
         if re.fullmatch(r"-?[0-9]{1,20}", text) and low <= int(text) <= high:
             return int(text)
         return self.reader.fail(f"<{self.element}>: {name} is {text[:40]!r}; expected {low} to {high}")
-
-
-def _buffer_size(program: Program, buffer: str) -> int:
-    """Chunks that the collective gives to a buffer of one GPU."""
-    collective, block = program.collective, program.chunks // (program.n if program.collective.blocked else 1)
-    if buffer == "s":
-        return MAX_CHUNKS
-    short = (
-        (Collective.ALL_GATHER, Collective.GATHER) if buffer == "i" else (Collective.REDUCE_SCATTER, Collective.SCATTER)
-    )
-    return block if collective in short else program.chunks
 
 
 def _check_complete(program: Program) -> None:

@@ -157,6 +157,10 @@ SETTINGS: tuple[Setting, ...] = (
         "Rules that come before the tuner's and the built-in ones (docs/selection.md); rank 0 reads it for all.",
     ),
     Setting(
+        "ALGORITHM_FILES", _text, "paths separated by `:`", "none",
+        "Algorithms to load at the start: one's own (.py), MSCCL (.xml), MSCCL++ plans and schedules (.json).",
+    ),
+    Setting(
         "TUNING_FILE", _text, "path, or none", "~/.config/ringleader/tuning/(machine).json",
         "What `ringleader tune` has found on this machine (docs/tuning.md); rank 0 reads it for all.",
     ),
@@ -303,6 +307,7 @@ class Config:
     algo: str | None = None
     proto: str | None = None
     rules: str | None = None
+    algorithm_files: str | None = None
     tuning_file: str | None = None
     wire: str | None = None
     transport: str = "auto"

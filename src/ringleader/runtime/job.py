@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from ringleader.algorithms import load_files
 from ringleader.errors import CollectiveTimeout, InvalidArgument, RendezvousError
 from ringleader.runtime.addresses import check_interface_choice, listen_addresses
 from ringleader.runtime.config import Config, logger, setup_logging
@@ -108,6 +109,7 @@ def open_job(
     """
     config = config if config is not None else Config.from_environment(environ)
     setup_logging(config)
+    load_files(config.algorithm_files or "")
     limit = config.store_timeout if timeout is None else timeout
     launch = detect(environ, rank=rank, size=size, address=address)
     check_interface_choice(config)  # a wrong one is an error now, on every rank that has it

@@ -26,6 +26,7 @@ PLAN_CACHE_SIZE: Final = 512
 NO_OP: Final = 255
 
 log = logger("TUNE")
+_examined: set[str] = set()  # files of rules that were compared with the job
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -148,6 +149,10 @@ class Planner:
     def _report(self, config: Config) -> None:
         """What a user should know at the start: rules that are for other jobs, and on demand all predictions."""
         for rules in self._sets:
+            # The first group is the whole job: that a file has nothing for a part of it may well be meant.
+            if rules.source != config.rules or rules.source in _examined:
+                continue
+            _examined.add(rules.source)
             if not rules.concerns(self._nodes):
                 log.warning(
                     "%s: none of its %d rules is for a group of %d ranks on %d nodes; they change nothing here",

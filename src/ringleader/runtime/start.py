@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringleader import errors, tune
+from ringleader import algorithms, errors, tune
 from ringleader.runtime.communicator import Communicator, connect
 from ringleader.runtime.config import Config
 from ringleader.runtime.environment import DEFAULT_PORT, format_hostport
@@ -69,6 +69,7 @@ def init(
     config = Config.from_environment(
         None, transport=transport, timeout=timeout, store_timeout=start_timeout, **settings
     )
+    algorithms.load_files(config.algorithm_files or "")
     tune.parse_algo(config.algo or "")  # a misspelt name is an error now, not at the first call
     if master_addr is None and master_port is not None:
         raise errors.InvalidArgument(f"master_port={master_port} is given without master_addr; give both")

@@ -120,7 +120,7 @@ def _usable_table(config: Config) -> tuple[Path, Table] | None:
 def _essence(found: Table) -> dict[str, Any]:
     return {
         "model": found.model.to_json(),
-        "rules": {str(hosts): rulefile.dumps(rules) for hosts, rules in found.rules.items()},
+        "rules": {key: rulefile.dumps(rules) for key, rules in found.rules.items()},
     }
 
 
@@ -134,7 +134,8 @@ def understand(told: Mapping[str, Any], config: Config, hosts: int) -> Guide:
     config
         The rank's own settings.
     hosts
-        Number of machines that the group is on: the tuner's rules are those for so many.
+        Number of machines that the group is on: the tuner's rules are those for so many, and for this rank's
+        RINGLEADER_NET, in which all agree.
 
     Raises
     ------
@@ -149,7 +150,7 @@ def understand(told: Mapping[str, Any], config: Config, hosts: int) -> Guide:
         model = replace(DEFAULT, cores=told["cores"], slot_bytes=told["slot_bytes"])
     else:
         model = Model.from_json(found["model"], found["source"])
-        if (text := found["rules"].get(str(hosts))) is not None:
+        if (text := found["rules"].get(table.link(hosts, config.network))) is not None:
             sets.append(rulefile.loads(text, found["source"]))
     _warn_of_differences(told, config)
     common = replace(config, **{name: told[name] for name in _SPOKEN})

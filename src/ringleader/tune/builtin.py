@@ -6,17 +6,19 @@ that travel, so that a wire format moves them (`Rule.wire_bytes`).
 
 from __future__ import annotations
 
+from ringleader.tune.rules import ANY as ANY_RANGE
 from ringleader.tune.rules import Range, Rule, RuleSet
 
 __all__ = ["BUILT_IN"]
 
 KIB = 1 << 10
-ANY = 1 << 62
+ANY = ANY_RANGE.high
 
 
 def _rule(
-    collective: str, layouts: str, ranks: int, nbytes: int, algorithm: str, protocol: str, segment: int = 0
-) -> Rule:
+    collective: str, layouts: str, ranks: int, nbytes: int, algorithm: str, protocol: str, segment: int = 0, *,
+    ranks_per_node: Range = ANY_RANGE, even: bool | None = None,
+) -> Rule:  # fmt: skip
     """A rule for at most so many ranks and bytes."""
     size = Range(0, nbytes)
     local = layouts == "shm"
@@ -24,8 +26,10 @@ def _rule(
         collective,
         tuple(layouts.split()),
         ranks=Range(0, ranks),
-        nbytes=size if local else Range(),
-        wire_bytes=Range() if local else size,
+        ranks_per_node=ranks_per_node,
+        even=even,
+        nbytes=size if local else ANY_RANGE,
+        wire_bytes=ANY_RANGE if local else size,
         algorithm=algorithm,
         protocol=protocol,
         segment=segment,
@@ -39,6 +43,15 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_reduce",     "shm",          16,   8 * KIB, "one_shot",             "push"),
     _rule("all_reduce",     "shm",         128,       512, "one_shot",             "push"),
     _rule("all_reduce",     "shm",         ANY,       ANY, "two_shot",             "push"),
+    # Hosts of several ranks: every byte crosses the network as rarely as can be (benchmarks/results/hierarchical.md).
+    # Shards of uneven hosts have different bounds, so the data is cut into as many chunks as the least common multiple
+    # of their numbers of ranks: few only if these are small.
+    _rule("all_reduce",     "mixed",       ANY,  64 * KIB, "hierarchical_leader", "push"),
+    _rule("all_reduce",     "mixed",       ANY, 512 * KIB, "hierarchical:outer=rabenseifner", "push", even=True),
+    _rule("all_reduce",     "mixed",       ANY, 512 * KIB, "hierarchical_leader:outer=rabenseifner", "push"),
+    _rule("all_reduce",     "mixed",       ANY,       ANY, "hierarchical",        "push", even=True),
+    _rule("all_reduce",     "mixed",       ANY,       ANY, "hierarchical",        "push", ranks_per_node=Range(1, 4)),
+    _rule("all_reduce",     "mixed",       ANY,       ANY, "hierarchical_leader:outer=ring", "push"),
     # With two ranks one exchange moves no more bytes than two halves, and needs one synchronisation instead of two.
     _rule("all_reduce",     "net",           2,       ANY, "one_shot",             "push"),
     _rule("all_reduce",     "net mixed",   ANY,  32 * KIB, "recursive_doubling",   "push"),
@@ -47,34 +60,44 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_reduce",     "shm net mixed", ANY,     ANY, "rabenseifner",         "push"),
 
     _rule("reduce_scatter", "shm",         ANY,       ANY, "direct",               "pull"),
+    _rule("reduce_scatter", "mixed",       ANY, 256 * KIB, "hierarchical:outer=recursive_halving", "push"),
+    _rule("reduce_scatter", "mixed",       ANY,       ANY, "hierarchical",        "push"),
     _rule("reduce_scatter", "net mixed",     2,       ANY, "direct",               "push", 256 * KIB),
     _rule("reduce_scatter", "net mixed",   ANY, 256 * KIB, "recursive_halving",    "push"),
     _rule("reduce_scatter", "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
     _rule("reduce_scatter", "shm net mixed", ANY,     ANY, "recursive_halving",    "push"),
 
     _rule("all_gather",     "shm",         ANY,       ANY, "direct",               "pull"),
+    _rule("all_gather",     "mixed",       ANY, 256 * KIB, "hierarchical:outer=bruck", "push"),
+    _rule("all_gather",     "mixed",       ANY,       ANY, "hierarchical",        "push"),
     _rule("all_gather",     "net mixed",     2,       ANY, "direct",               "push", 256 * KIB),
     _rule("all_gather",     "net mixed",   ANY, 256 * KIB, "bruck",                "push"),
     _rule("all_gather",     "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
     _rule("all_gather",     "shm net mixed", ANY,     ANY, "bruck",                "push"),
 
     _rule("broadcast",      "shm",         ANY,       ANY, "linear",               "pull"),
+    _rule("broadcast",      "mixed",       ANY, 128 * KIB, "hierarchical",        "push"),
+    _rule("broadcast",      "mixed",       ANY,       ANY, "hierarchical:outer=chain", "push"),
     _rule("broadcast",      "net mixed",     2,       ANY, "linear",               "push"),
     _rule("broadcast",      "net mixed",   ANY, 128 * KIB, "binomial",             "push"),
     _rule("broadcast",      "net mixed",   ANY,       ANY, "chain",                "push", 64 * KIB),
 
     _rule("reduce",         "shm",         ANY,  16 * KIB, "linear",               "push"),
     _rule("reduce",         "shm",         ANY,       ANY, "two_shot",             "push"),
+    _rule("reduce",         "mixed",       ANY, 128 * KIB, "hierarchical",        "push"),
+    _rule("reduce",         "mixed",       ANY,       ANY, "hierarchical:outer=chain", "push"),
     _rule("reduce",         "net mixed",     2,       ANY, "chain",                "push", 256 * KIB),
     _rule("reduce",         "net mixed",   ANY, 128 * KIB, "binomial",             "push"),
     _rule("reduce",         "net mixed",   ANY,       ANY, "chain",                "push", 64 * KIB),
     _rule("reduce",         "shm net mixed", ANY,     ANY, "binomial",             "push"),
 
     _rule("gather",         "shm",         ANY,       ANY, "linear",               "push"),
+    _rule("gather",         "mixed",       ANY,  64 * KIB, "hierarchical",        "push"),
     _rule("gather",         "net mixed",   ANY,  64 * KIB, "binomial",             "push"),
     _rule("gather",         "net mixed",   ANY,       ANY, "linear",               "push"),
 
     _rule("scatter",        "shm",         ANY,       ANY, "linear",               "pull"),
+    _rule("scatter",        "mixed",       ANY,  64 * KIB, "hierarchical",        "push"),
     _rule("scatter",        "net mixed",   ANY,  64 * KIB, "binomial",             "push"),
     _rule("scatter",        "net mixed",   ANY,       ANY, "linear",               "push"),
 

@@ -122,21 +122,21 @@ def work_of(schedule: Schedule, nodes: Sequence[int], push: bool = True) -> Work
 def _staged(schedule: Schedule, touched: NDArray[np.bool_]) -> float:
     """Fraction of the data of the rank with most chunks that peers of its node touch, or that are scratch."""
     table = schedule.table
-    keys = []
+    starts, counts = [], []
     for end, which in (("src", touched), ("dst", touched)):
-        buffers = table[f"{end}_buffer"]
-        rows = table[which | (buffers == Buffer.SCRATCH)]
-        if not len(rows):
-            continue
-        counts = rows["count"].astype(np.int64)
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        chunk = np.repeat(rows[f"{end}_chunk"].astype(np.int64), counts) + within
-        owner = np.repeat(rows[f"{end}_rank"].astype(np.int64) * len(Buffer) + rows[f"{end}_buffer"], counts)
-        keys.append(owner << 32 | chunk)
-    if not keys:
+        rows = table[which | (table[f"{end}_buffer"] == Buffer.SCRATCH)]
+        owner = rows[f"{end}_rank"].astype(np.int64) * len(Buffer) + rows[f"{end}_buffer"]
+        starts.append(owner << 32 | rows[f"{end}_chunk"])
+        counts.append(rows["count"].astype(np.int64))
+    start, count = np.concatenate(starts), np.concatenate(counts)
+    if not len(start):
         return 0.0
-    owners = np.unique(np.concatenate(keys)) >> 32
-    return int(np.bincount(owners // len(Buffer)).max()) / schedule.chunks
+    # The length of the union of intervals: in order of their starts, each adds what lies beyond all ends before it.
+    order = np.argsort(start)
+    start, ends = start[order], (start + count)[order]
+    before = np.concatenate(([0], np.maximum.accumulate(ends)[:-1]))
+    chunks = np.maximum(ends - np.maximum(start, before), 0)
+    return float(np.bincount((start >> 32) // len(Buffer), chunks).max()) / schedule.chunks
 
 
 def features(work: Work, nbytes: int, model: Model) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from ringleader.tune.rules import layout_of
 
 __all__ = ["TRANSPORTS", "Place", "parse_places"]
 
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "ucx")
 _MOST_RANKS = 1024
 
 
@@ -22,7 +22,7 @@ class Place:
     nodes
         Node of each rank: equal means shared memory.
     transport
-        ``shm``, ``tcp``, or both joined by ``+``.
+        ``shm``, ``tcp`` or ``ucx``, or two joined by ``+``.
     hosts
         Machines that the ranks are on. TCP within one machine is not the network: what is fastest there need not be
         fastest between two.
@@ -34,7 +34,7 @@ class Place:
 
     @classmethod
     def local(cls, ranks: int, transport: str) -> Place:
-        """Ranks of one host that all share memory, or that all use TCP.
+        """Ranks of one host that all share memory, or that all use TCP (or UCX).
 
         Examples
         --------
@@ -47,6 +47,11 @@ class Place:
     def ranks(self) -> int:
         """How many."""
         return len(self.nodes)
+
+    @property
+    def net(self) -> str:
+        """What connects ranks that do not share memory: ``tcp`` or ``ucx``."""
+        return "ucx" if "ucx" in self.transport else "tcp"
 
     @property
     def layout(self) -> str:

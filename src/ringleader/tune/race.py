@@ -26,7 +26,8 @@ MARGIN = 0.03
 _CLEARLY = 1.15  # slower by this, even in its fastest block: left out
 _KEPT = 0.5  # share of the field that goes into the next round, if more are left than `_FEW`
 _FEW = 3
-_AGREE = 2 / 3  # share of the blocks in which a challenger must be ahead
+_AGREE = 2 / 3  # share of the blocks in which a challenger must be ahead; half of them if it gains much
+_LARGE = 0.1
 
 
 class Sample(Protocol):
@@ -96,8 +97,9 @@ def _beats(challenger: Sequence[Sequence[float]], incumbent: Sequence[Sequence[f
     pairs = [
         pair for ours, theirs in zip(challenger, incumbent, strict=True) for pair in zip(ours, theirs, strict=True)
     ]
-    ahead = sum(ours < theirs for ours, theirs in pairs)
-    return estimate(challenger) < (1 - MARGIN) * estimate(incumbent) and ahead >= _AGREE * len(pairs)
+    ahead = sum(ours < theirs for ours, theirs in pairs) / len(pairs)
+    gain = 1 - estimate(challenger) / estimate(incumbent)
+    return gain > MARGIN and ahead >= (_AGREE if gain < _LARGE else 0.5)
 
 
 def race(
@@ -132,9 +134,9 @@ def race(
 
 
 def _remaining(field: Sequence[Trial], measured: dict[Trial, list[list[float]]]) -> list[Trial]:
-    """Those that may still win, the fastest first."""
-    ordered = sorted(field, key=lambda trial: estimate(measured[trial]))
-    limit = _CLEARLY * estimate(measured[ordered[0]])
-    fastest = {trial: min(min(blocks) for blocks in measured[trial]) for trial in ordered}
+    """Those that may still win, by their fastest blocks: who was disturbed in some is not out for that."""
+    fastest = {trial: min(min(blocks) for blocks in measured[trial]) for trial in field}
+    ordered = sorted(field, key=lambda trial: fastest[trial])
+    limit = _CLEARLY * min(estimate(measured[trial]) for trial in field)
     alive = [trial for trial in ordered if fastest[trial] <= limit]
     return alive[: max(_FEW, int(len(ordered) * _KEPT))]

@@ -33,7 +33,10 @@ from ringleader.errors import InvalidArgument
 from ringleader.tune.conditions import CONDITIONS, Range, unknown_word
 from ringleader.tune.rules import Rule, RuleSet
 
-__all__ = ["FORMAT", "MAX_BYTES", "MAX_RULES", "VERSION", "dumps", "load", "loads", "read_text"]
+__all__ = [
+    "FORMAT", "MAX_BYTES", "MAX_RULES", "VERSION", "Members",
+    "dumps", "load", "loads", "parse_json", "read_text", "shown",
+]  # fmt: skip
 
 FORMAT: Final = "ringleader-rules"
 VERSION: Final = 1
@@ -46,7 +49,7 @@ _MAX_VALUES: Final = 1 << 16  # 4096 rules with all their members have fewer
 # ------------------------------------------------------------------------------------------------ JSON with lines
 
 
-class _Members(dict[str, Any]):
+class Members(dict[str, Any]):
     """An object of the text: its members, and where they are."""
 
     def __init__(
@@ -129,22 +132,29 @@ class _Reader(json.JSONDecoder):
         finally:
             self._open.pop()
 
-    def _pairs(self, pairs: list[tuple[str, Any]]) -> _Members:
+    def _pairs(self, pairs: list[tuple[str, Any]]) -> Members:
         starts = self._open[-1]
         # The object itself is the latest value of what holds it.
-        members = _Members(pairs, self._open[-2][-1] if len(self._open) > 1 else 0, starts, self.line)
+        members = Members(pairs, self._open[-2][-1] if len(self._open) > 1 else 0, starts, self.line)
         if len(members) < len(pairs):
             seen: set[str] = set()
             for (key, _), start in zip(pairs, starts, strict=True):
                 if key in seen:
                     raise InvalidArgument(
-                        f"{self._source}, line {self.line(start)}: member {_shown(key)} is given twice; expected once"
+                        f"{self._source}, line {self.line(start)}: member {shown(key)} is given twice; expected once"
                     )
                 seen.add(key)
         return members
 
 
-def _parse(text: str, source: str) -> Any:
+def parse_json(text: str, source: str) -> Any:
+    """Read JSON of at most 8 levels, whole numbers only; objects are `Members`, which know their lines.
+
+    Raises
+    ------
+    InvalidArgument
+        Not JSON, or a member is given twice; the message names the line.
+    """
     reader = _Reader(text, source)
     try:
         return reader.decode(text)
@@ -152,7 +162,7 @@ def _parse(text: str, source: str) -> Any:
         raise InvalidArgument(f"{source}, line {error.lineno}, column {error.colno}: {error.msg}") from None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value for a message, however large it is."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "an array"
@@ -196,10 +206,10 @@ _MEMBERS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
 }
 
 
-def _members_of(value: object, valid: tuple[str, ...], line: int, element: str, source: str) -> _Members:
+def _members_of(value: object, valid: tuple[str, ...], line: int, element: str, source: str) -> Members:
     """`value` as an object with no other members than the valid ones."""
-    if not isinstance(value, _Members):
-        raise InvalidArgument(f"{source}, line {line}, {element}: {_shown(value)}; expected an object")
+    if not isinstance(value, Members):
+        raise InvalidArgument(f"{source}, line {line}, {element}: {shown(value)}; expected an object")
     for name in value:
         if name not in valid:
             raise InvalidArgument(
@@ -217,7 +227,7 @@ def _rule(value: object, line: int, element: str, source: str) -> Rule:
             fields[field] = read(content)
         except InvalidArgument as error:
             where = f"{source}, line {members.line_of(name)}, {element}.{name}"
-            raise InvalidArgument(f"{where}: {_shown(content)}: {error}") from None
+            raise InvalidArgument(f"{where}: {shown(content)}: {error}") from None
     if "collective" not in fields:
         raise InvalidArgument(f"{source}, line {line}, {element}: member collective is missing; expected for example "
                               '"collective": "all_reduce"')  # fmt: skip
@@ -257,21 +267,21 @@ def loads(text: str, source: str = "rules") -> RuleSet:
     """
     if len(text) > MAX_BYTES:
         raise InvalidArgument(f"{source} has {len(text)} characters; expected at most {MAX_BYTES}")
-    whole = _members_of(_parse(text, source), ("format", "version", "rules"), 1, "file", source)
+    whole = _members_of(parse_json(text, source), ("format", "version", "rules"), 1, "file", source)
     for name, expected in (("format", FORMAT), ("version", VERSION)):
         found = whole.get(name)
         if found != expected or isinstance(found, bool):
             line = whole.line_of(name)
-            shown = f"{name} is {_shown(found)}" if name in whole else f"member {name} is missing"
-            raise InvalidArgument(f"{source}, line {line}: {shown}; expected {_shown(expected)}")
+            problem = f"{name} is {shown(found)}" if name in whole else f"member {name} is missing"
+            raise InvalidArgument(f"{source}, line {line}: {problem}; expected {shown(expected)}")
     entries = whole.get("rules")
     if not isinstance(entries, list):
         line = whole.line_of("rules")
-        shown = f"rules is {_shown(entries)}" if "rules" in whole else "member rules is missing"
-        raise InvalidArgument(f"{source}, line {line}: {shown}; expected an array of rules")
+        problem = f"rules is {shown(entries)}" if "rules" in whole else "member rules is missing"
+        raise InvalidArgument(f"{source}, line {line}: {problem}; expected an array of rules")
     rules = []
     for index, entry in enumerate(entries):
-        line = entry.line if isinstance(entry, _Members) else whole.line_of("rules")
+        line = entry.line if isinstance(entry, Members) else whole.line_of("rules")
         rules.append(_rule(entry, line, f"rules[{index}]", source))
     return RuleSet(tuple(rules), source)
 

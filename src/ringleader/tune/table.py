@@ -9,11 +9,12 @@
       "created": "2026-01-31T12:00:00+00:00",
       "model": {"parameters": {...}, "corrections": {...}, ...},
       "errors": {"median": ..., "p90": ..., "points": ...},
-      "rules": {"1": {"format": "ringleader-rules", ...}}
+      "rules": {"1:tcp": {"format": "ringleader-rules", ...}}
     }
 
-``rules`` has one document of rules (see `rulefile`) per number of hosts: TCP within a host is no network. A reader must
-survive any file; whatever is wrong is an InvalidArgument that names the file.
+``rules`` has one document of rules (see `rulefile`) per link: number of hosts, and what connects those that do not
+share memory. TCP within a host is no network. A reader must survive any file; whatever is wrong is an InvalidArgument
+that names the file.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from ringleader.tune.fit import Errors
 from ringleader.tune.model import Model
 from ringleader.tune.rules import RuleSet
 
-__all__ = ["FORMAT", "VERSION", "Table", "default_path", "dumps", "load", "loads", "merge", "save"]
+__all__ = ["FORMAT", "NETS", "VERSION", "Table", "default_path", "dumps", "link", "load", "loads", "merge", "save"]
 
 FORMAT: Final = "ringleader-tuning"
+NETS: Final = ("tcp", "ucx")
 VERSION: Final = 1
 _MAX_BYTES: Final = 4 << 20
 _MAX_HOSTS: Final = 1 << 20
@@ -56,7 +58,7 @@ class Table:
     errors
         How far it is off where it was not fitted.
     rules
-        Number of hosts of a job to the rules for it.
+        Link (see `link`) to the rules for jobs over it.
     created
         When, in ISO 8601.
     """
@@ -64,8 +66,19 @@ class Table:
     fingerprint: Fingerprint
     model: Model
     errors: Errors
-    rules: Mapping[int, RuleSet] = field(default_factory=dict)
+    rules: Mapping[str, RuleSet] = field(default_factory=dict)
     created: str = ""
+
+
+def link(hosts: int, net: str) -> str:
+    """The name of what a job communicates over: its number of hosts, and what connects ranks without shared memory.
+
+    Examples
+    --------
+    >>> link(2, "tcp")
+    '2:tcp'
+    """
+    return f"{hosts}:{net}"
 
 
 def default_path(fingerprint: Fingerprint, environ: Mapping[str, str] | None = None) -> Path:
@@ -94,7 +107,7 @@ def dumps(table: Table) -> str:
         "created": table.created,
         "model": table.model.to_json(),
         "errors": {"median": table.errors.median, "p90": table.errors.p90, "points": table.errors.points},
-        "rules": {str(hosts): json.loads(rulefile.dumps(rules)) for hosts, rules in table.rules.items()},
+        "rules": {key: json.loads(rulefile.dumps(rules)) for key, rules in table.rules.items()},
     }
     return json.dumps(raw, indent=1) + "\n"
 
@@ -122,12 +135,12 @@ def loads(text: str, source: str) -> Table:
         raise InvalidArgument(f"{source}: members missing or unknown: {', '.join(odd)[:200]}")
     rules = raw["rules"]
     if not isinstance(rules, dict):
-        raise InvalidArgument(f"{source}: rules: expected an object with numbers of hosts as keys")
+        raise InvalidArgument(f'{source}: rules: expected an object with links as keys, for example "1:tcp"')
     return Table(
         _fingerprint(raw["fingerprint"], source),
         Model.from_json(raw["model"], source),
         _errors(raw["errors"], source),
-        {_hosts(key, source): _rules(document, source) for key, document in rules.items()},
+        {_link(key, source): _rules(document, source) for key, document in rules.items()},
         _text(raw["created"], f"{source}: created"),
     )
 
@@ -170,10 +183,14 @@ def _errors(raw: Any, source: str) -> Errors:
     return Errors(float(raw["median"]), float(raw["p90"]), int(raw["points"]))
 
 
-def _hosts(key: str, source: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) < 8 and 1 <= int(key) <= _MAX_HOSTS):
-        raise InvalidArgument(f"{source}: rules: {key[:40]!r} is no number of hosts; expected 1 to {_MAX_HOSTS}")
-    return int(key)
+def _link(key: str, source: str) -> str:
+    hosts, _, net = key.partition(":")
+    if not (hosts.isascii() and hosts.isdigit() and len(hosts) < 8 and 1 <= int(hosts) <= _MAX_HOSTS and net in NETS):
+        raise InvalidArgument(
+            f"{source}: rules: {key[:40]!r} is no link; expected hosts:net with 1 to {_MAX_HOSTS} hosts and a net of "
+            f"{', '.join(NETS)}"
+        )
+    return link(int(hosts), net)
 
 
 def _rules(document: Any, source: str) -> RuleSet:
@@ -188,13 +205,13 @@ def merge(new: Table, old: Table) -> Table:
     if dict(new.fingerprint) != dict(old.fingerprint):
         return new
     merged = dict(new.rules)
-    for hosts, rules in old.rules.items():
-        mine = merged.get(hosts, RuleSet((), rules.source))
+    for key, rules in old.rules.items():
+        mine = merged.get(key, RuleSet((), rules.source))
         known = {(r.collective, r.layouts, r.ranks, r.nodes, r.ranks_per_node) for r in mine.rules}
         kept = tuple(
             r for r in rules.rules if (r.collective, r.layouts, r.ranks, r.nodes, r.ranks_per_node) not in known
         )
-        merged[hosts] = RuleSet(mine.rules + kept, mine.source)
+        merged[key] = RuleSet(mine.rules + kept, mine.source)
     return replace(new, rules=merged)
 
 

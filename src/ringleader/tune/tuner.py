@@ -21,6 +21,7 @@ import numpy as np
 
 from ringleader.schedule import Collective
 from ringleader.tune.candidates import Experience, distinct, possible, ranked
+from ringleader.tune.cost import features
 from ringleader.tune.fit import Errors, Observation, errors, fit
 from ringleader.tune.model import DEFAULT, Model
 from ringleader.tune.place import Place
@@ -37,8 +38,10 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 _SHARE_OF_TASKS, _SHARE_OF_CHECK = 0.15, 0.1
 _BLOCK = 2e-3  # seconds
+_SMALL = 64 * KIB  # tasks of so many bytes take next to nothing anywhere
 _TASK_BLOCKS, _BLOCKS, _ROUNDS = 4, 4, 3
-_CANDIDATES, _FEWEST_CANDIDATES = 6, 2
+_MOST_TIMES_BLOCKS = 3  # where there is time
+_MOST_CANDIDATES, _CANDIDATES, _FEWEST_CANDIDATES = 12, 6, 2
 _CONVINCING = 0.1  # gain that an expectation alone must promise
 _OVERHEAD = 3e-3  # seconds of a measurement besides its iterations
 
@@ -151,25 +154,35 @@ class Tuner:
     # -------------------------------------------------------------------------------------------- tasks
 
     def _tasks(self, model: Model) -> Model:
-        """Measure the building blocks where ranks have cores of their own, and what changes where they have not."""
-        limit = self.settings.budget * _SHARE_OF_TASKS
-        largest = max(self.settings.sizes)
-        for place in _for_tasks(self.settings.places, self.settings.cores):
-            if self._used > limit and self._observations:
-                break
-            self._go(place)
-            crowded = place.layout == "shm" and place.ranks > self.settings.cores
-            trials = [t for t in tasks(place.nodes, largest) if not crowded or t.algorithm == "rotate"]
-            trials += [
-                Trial("all_reduce", name, "push", nbytes)
-                for name, nbytes in itertools.product(("one_shot", "ring"), (8, 64 * KIB, MIB))
-                if nbytes <= largest
-            ]
-            self.progress(self._used / self.settings.budget, f"tasks, {place}")
-            sample = self.worlds.measure(trials, _BLOCK, _TASK_BLOCKS)
-            for trial, blocks in zip(trials, sample.blocks, strict=True):
-                self._observe(place, trial, estimate([blocks]))
+        """Measure the building blocks where ranks have cores of their own, and what changes where they have not.
+
+        The small ones come first; how long the large ones take is expected from them.
+        """
+        limit, largest = self.settings.budget * _SHARE_OF_TASKS, max(self.settings.sizes)
+        places = _for_tasks(self.settings.places, self.settings.cores)
+        for place in places:
+            if self._used < limit or not self._observations:
+                self._measure_tasks(place, _tasks_of(place, min(_SMALL, largest), self.settings.cores))
+        model = fit(self._observations, model)
+        for number, place in enumerate(places):
+            share = (limit - self._used) / (len(places) - number)
+            trials = []
+            for trial in _tasks_of(place, largest, self.settings.cores):
+                seconds = float(features(work(trial, place.nodes), trial.nbytes, model) @ model.parameters.values())
+                share -= _price([(trial, seconds)]) if trial.nbytes > _SMALL else 0.0
+                if trial.nbytes > _SMALL and share > 0:
+                    trials.append(trial)
+            self._measure_tasks(place, trials)
         return fit(self._observations, model)
+
+    def _measure_tasks(self, place: Place, trials: Sequence[Trial]) -> None:
+        if not trials:
+            return
+        self._go(place)
+        self.progress(self._used / self.settings.budget, f"tasks, {place}")
+        sample = self.worlds.measure(trials, _BLOCK, _TASK_BLOCKS)
+        for trial, blocks in zip(trials, sample.blocks, strict=True):
+            self._observe(place, trial, estimate([blocks]))
 
     # -------------------------------------------------------------------------------------------- races
 
@@ -204,14 +217,15 @@ class Tuner:
         built_in = _built_in(place, collective, nbytes)
         incumbents = [trial for trial in (built_in, near) if trial is not None]
         field = ranked(experience, collective, nbytes, place.nodes, incumbents)
-        size = _CANDIDATES
-        while size > _FEWEST_CANDIDATES and _price(field[:size]) > 3 * fair:
+        size = min(_MOST_CANDIDATES, len(field))
+        while size > _FEWEST_CANDIDATES and _price(field[:size]) > (1 if size > _CANDIDATES else 3) * fair:
             size -= 1
         if _price(field[:size]) > min(left, 12 * fair):
             return None
         trials = distinct([*incumbents, *(trial for trial, _ in field[:size])], place.nodes)
         self._go(place)
-        outcome = race(self.worlds.measure, trials, incumbents, _BLOCK, _BLOCKS, _ROUNDS)
+        blocks = _BLOCKS * min(max(int(fair / _price(field[:size])), 1), _MOST_TIMES_BLOCKS)
+        outcome = race(self.worlds.measure, trials, incumbents, _BLOCK, blocks, _ROUNDS)
         for trial, seconds in outcome.times.items():
             experience.learn(trial, place.nodes, seconds)
             if _joint(collective):
@@ -254,6 +268,14 @@ def _for_tasks(places: Sequence[Place], cores: int) -> list[Place]:
         crowded = [place for place in mine if place.ranks > cores]
         found += dict.fromkeys([mine[0], *crowded[:1], mine[-1]])
     return found
+
+
+def _tasks_of(place: Place, largest: int, cores: int) -> list[Trial]:
+    """Tasks, and two algorithms as they are. Where ranks share cores, pairs would measure the others' waiting."""
+    crowded = place.layout == "shm" and place.ranks > cores
+    trials = [t for t in tasks(place.nodes, largest) if not crowded or t.algorithm == "rotate"]
+    whole = itertools.product(("one_shot", "ring"), (8, 64 * KIB, MIB, 16 * MIB))
+    return trials + [Trial("all_reduce", name, "push", nbytes) for name, nbytes in whole if nbytes <= largest]
 
 
 def _by_importance(settings: Settings) -> Iterator[tuple[Place, str, int]]:

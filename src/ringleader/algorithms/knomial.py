@@ -1,0 +1,206 @@
+"""Radix-k algorithms: k-nomial trees, recursive multiplying and its halving counterpart, BCube. Fewer steps, more
+messages in each."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ringleader.algorithms import references
+from ringleader.algorithms.ranks import Indices, core, depth, fold
+from ringleader.algorithms.registry import Parameter, algorithm
+from ringleader.schedule import Builder, Schedule
+
+__all__ = ["all_reduce", "bcube", "broadcast", "gather", "recursive_multiplying", "reduce", "scatter"]
+
+RADIX = Parameter("radix", 4, "k: a step makes k of one", low=2, high=256)
+
+
+# ---------------------------------------------------------------- k-nomial trees
+
+
+def _edges(n: int, radix: int) -> tuple[Indices, Indices, Indices, Indices]:
+    """(child, parent, level, size) of each edge.
+
+    The subtree of a child of level l is the radix^l = `size` ranks from it, as far as there are. A child's parent is
+    its number with the lowest digit (base `radix`) that is not 0 cleared, at place l.
+    """
+    child = np.arange(1, n)
+    level, size = np.zeros(n - 1, np.int64), np.ones(n - 1, np.int64)
+    for k in range(1, depth(n, radix)):
+        divides = child % radix**k == 0
+        level[divides], size[divides] = k, radix**k
+    return child, child - child // size % radix * size, level, size
+
+
+def _tree_volume(n: int, radix: int) -> int:
+    return sum(min(radix - 1, (n - 1) // radix**level) for level in range(depth(n, radix)))
+
+
+@algorithm(
+    "knomial",
+    "reduce",
+    summary="groups of k, then of k groups, ... reduce up to the root",
+    reference=references.HOEFLER,
+    cost="log_k n a + (k-1) log_k n Mb",
+    steps=depth,
+    volume=_tree_volume,
+    transfers=lambda n, radix: n - 1,
+    parameters=(RADIX,),
+)
+def reduce(n: int, root: int = 0, radix: int = 4) -> Schedule:
+    """Reduce on a k-nomial tree, leaves first; with k = 2 the binomial tree."""
+    child, parent, level, _ = _edges(n, radix)
+    b = Builder("reduce", n, chunks=1)
+    b.send(level, child, 0, parent, reduce=True)
+    return b.build().with_root(root)
+
+
+@algorithm(
+    "knomial",
+    "broadcast",
+    summary="in every step all ranks that have the data send it to k - 1 more",
+    reference=references.HOEFLER,
+    cost="log_k n a + (k-1) log_k n Mb",
+    steps=depth,
+    volume=_tree_volume,
+    transfers=lambda n, radix: n - 1,
+    parameters=(RADIX,),
+)
+def broadcast(n: int, root: int = 0, radix: int = 4) -> Schedule:
+    """Broadcast on a k-nomial tree: the mirror image of the reduce."""
+    return reduce(n, root, radix).reversed()
+
+
+@algorithm(
+    "knomial",
+    "all_reduce",
+    summary="k-nomial reduce to rank 0, then k-nomial broadcast",
+    reference=references.HOEFLER,
+    cost="2 log_k n a + 2(k-1) log_k n Mb",
+    steps=lambda n, radix: 2 * depth(n, radix),
+    volume=lambda n, radix: 2 * _tree_volume(n, radix),
+    transfers=lambda n, radix: 2 * (n - 1),
+    parameters=(RADIX,),
+)
+def all_reduce(n: int, root: int = 0, radix: int = 4) -> Schedule:
+    """All-reduce up and down one k-nomial tree."""
+    return reduce(n, radix=radix) >> broadcast(n, radix=radix)
+
+
+@algorithm(
+    "knomial",
+    "gather",
+    summary="every rank sends the blocks of its subtree to its parent, which has k - 1 children per level",
+    reference=references.HOEFLER,
+    cost="log_k n a + (n-1)/n Mb",
+    steps=depth,
+    volume=lambda n, radix: (n - 1) / n,
+    transfers=lambda n, radix: 2 * n,
+    parameters=(RADIX,),
+)
+def gather(n: int, root: int = 0, radix: int = 4) -> Schedule:
+    """Gather on a k-nomial tree."""
+    child, parent, level, size = _edges(n, radix)
+    b = Builder("gather", n, chunks=n)
+    b.send(level, child, child, parent, count=np.minimum(size, n - child))
+    return b.build().with_root(root)
+
+
+@algorithm(
+    "knomial",
+    "scatter",
+    summary="every rank passes on the blocks of its children's subtrees, k - 1 children per level",
+    reference=references.HOEFLER,
+    cost="log_k n a + (n-1)/n Mb",
+    steps=depth,
+    volume=lambda n, radix: (n - 1) / n,
+    transfers=lambda n, radix: 2 * n,
+    parameters=(RADIX,),
+)
+def scatter(n: int, root: int = 0, radix: int = 4) -> Schedule:
+    """Scatter on a k-nomial tree: the mirror image of the gather."""
+    return gather(n, root, radix).reversed()
+
+
+# ---------------------------------------------------------------- groups that exchange
+
+
+def _factors(n: int, radix: int) -> list[int]:
+    """Sizes of the groups in each phase: k, k, ..., and at last what still fits.
+
+    Their product is the core, at least half of n; other ranks are folded into it.
+    """
+    factors, left = [], n
+    while left >= radix:
+        factors.append(radix)
+        left //= radix
+    return [*factors, left] if left > 1 else factors
+
+
+def _core(n: int, radix: int) -> int:
+    return math.prod(_factors(n, radix))
+
+
+def _fold_steps(n: int, radix: int) -> int:
+    return 2 * (n > _core(n, radix))
+
+
+@algorithm(
+    "recursive_multiplying",
+    "all_reduce",
+    summary="groups of k ranks exchange and reduce all data; then groups of ranks k apart, k^2 apart, ...",
+    reference=references.RUEFENACHT,
+    cost="(log_k p + 2f) a + ((k-1) log_k p + 2f) Mb",
+    steps=lambda n, radix: len(_factors(n, radix)) + _fold_steps(n, radix),
+    volume=lambda n, radix: sum(factor - 1 for factor in _factors(n, radix)) + _fold_steps(n, radix),
+    transfers=lambda n, radix: n * (sum(_factors(n, radix)) + 2),
+    parameters=(RADIX,),
+)
+def recursive_multiplying(n: int, root: int = 0, radix: int = 4) -> Schedule:
+    """All-reduce by recursive multiplying, of which recursive doubling is the case k = 2.
+
+    The core has p = j k^m ranks, with j < k. All of a group fold the same operands in the same order, so all ranks get
+    the same bits.
+    """
+    p = _core(n, radix)
+    b = Builder("all_reduce", p, chunks=1)
+    rank, apart = np.arange(p), 1
+    for phase, factor in enumerate(_factors(n, radix)):
+        digit = rank // apart % factor
+        for away in range(1, factor):
+            b.send(phase, rank, 0, rank + ((digit + away) % factor - digit) * apart, reduce=True)
+        apart *= factor
+    return fold(n, 1, p) >> b.build().on(ranks=core(n, p)[:p], n=n) >> fold(n, 1, p).reversed()
+
+
+@algorithm(
+    "bcube",
+    "all_reduce",
+    summary="groups of k ranks reduce_scatter among themselves, level by level of a BCube, then gather back",
+    reference=references.BCUBE,
+    cost="(2 log_k p + 2f) a + (2(p-1)/p + 2f) Mb",
+    steps=lambda n, radix: 2 * len(_factors(n, radix)) + _fold_steps(n, radix),
+    volume=lambda n, radix: 2 * (_core(n, radix) - 1) / _core(n, radix) + _fold_steps(n, radix),
+    transfers=lambda n, radix: 2 * n * (sum(_factors(n, radix)) + 1),
+    parameters=(RADIX,),
+)
+def bcube(n: int, root: int = 0, radix: int = 4) -> Schedule:
+    """All-reduce on a BCube: recursive halving and doubling with k parts instead of two.
+
+    The core has p = j k^m ranks, with j < k.
+    """
+    p = _core(n, radix)
+    b = Builder("reduce_scatter", p, chunks=p)
+    rank, within = np.arange(p), p
+    for phase, factor in enumerate(_factors(n, radix)):
+        part = within // factor
+        digit = rank // part % factor
+        for away in range(1, factor):
+            to = rank + ((digit + away) % factor - digit) * part
+            b.send(phase, rank, to // part * part, to, count=part, reduce=True)
+        within = part
+    scatter = b.build()
+    inner = (scatter >> scatter.reversed()).on(ranks=core(n, p)[:p], chunks=np.arange(p), n=n)
+    return fold(n, p, p) >> inner >> fold(n, p, p).reversed()

@@ -1,0 +1,137 @@
+"""``ringleader rules``: files of rules, ours and other libraries', shown, checked, imported and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+from rich.console import Console
+from rich.markup import escape
+
+from ringleader.cli import choice
+from ringleader.cli.words import one_of
+from ringleader.errors import InvalidArgument
+from ringleader.formats import nccl_tuner, ompi_rules, ompi_rules_json
+from ringleader.formats.exchange import Exported, Imported
+from ringleader.tune import rulefile
+
+__all__ = ["app"]
+
+FORMATS = ("ringleader", "ompi", "ompi-json", "nccl-csv")
+
+
+class _ShowByDefault(typer.core.TyperGroup):
+    """``ringleader rules FILE`` is ``ringleader rules show FILE``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command's name before what is none."""
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_ShowByDefault,
+    help="Files of rules, Ringleader's, Open MPI's and NCCL's: show, check, import, export.",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="A file of rules.")]
+_Format = Annotated[str, typer.Option("--format", "-f", help=f"{', '.join(FORMATS)}; or auto: by the file's content.")]
+_Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write here; default: standard output.")]
+_Registered = Annotated[bool, typer.Option("--registered", help="nccl-csv: lines for registered buffers, not others.")]
+
+
+@app.command()
+def show(
+    path: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Default: the built-in rules.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", min=1, max=65536, help="Only rules for so many.")
+    ] = None,
+    nodes: Annotated[str | None, typer.Option(help="Only rules for this layout: 2x4, or 0,0,1,1.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As a file of rules, to start an own one from.")] = False,
+) -> None:
+    """Check a file of Ringleader's rules and show what it says; without a file, the built-in rules."""
+    choice.show_rules(Console(), path, ranks, nodes, as_json)
+
+
+@app.command()
+def check(path: _File, form: _Format = "auto", registered: _Registered = False) -> None:
+    """Read a file of any of the formats; say what it chooses, and what of it cannot be taken over."""
+    form, read = _read(path, form, registered)
+    console = Console()
+    console.print(f"{path}, {form}: {len(read.rules.rules)} rules", highlight=False, markup=False, soft_wrap=True)
+    for rule in read.rules.rules:
+        place = f"line {rule.line}: " if rule.line else ""
+        console.print(f"  {escape(f'{place}{rule}')}", highlight=False, soft_wrap=True)
+    _report(read.notes)
+
+
+@app.command(name="import")
+def import_(path: _File, form: _Format = "auto", output: _Output = None, registered: _Registered = False) -> None:
+    """Turn a file of another library into a file of Ringleader's rules (for RINGLEADER_RULES)."""
+    _, read = _read(path, form, registered)
+    _report(read.notes)
+    _write(rulefile.dumps(read.rules), output)
+
+
+@app.command()
+def export(
+    path: _File,
+    form: Annotated[str, typer.Option("--format", "-f", help=", ".join(FORMATS[1:]))],
+    output: _Output = None,
+    layout: Annotated[str, typer.Option(help="ompi: the job's layout, shm, net or mixed.")] = "net",
+    version: Annotated[int, typer.Option(min=1, max=2, help="ompi: version of the file.")] = 1,
+    protocol: Annotated[str, typer.Option(help="nccl-csv: simple, ll or ll128.")] = "simple",
+) -> None:
+    """Turn a file of rules, of whatever format, into one of another library."""
+    _, read = _read(path, "auto", False)
+    writers: dict[str, Callable[[], Exported]] = {
+        "ompi": lambda: ompi_rules.dumps(read.rules, version, layout),
+        "ompi-json": lambda: ompi_rules_json.dumps(read.rules),
+        "nccl-csv": lambda: nccl_tuner.dumps(read.rules, protocol),
+    }
+    written = writers[one_of(form, tuple(writers), "format")]()
+    _report((*read.notes, *written.notes))
+    _write(written.text, output)
+
+
+def _read(path: Path, form: str, registered: bool) -> tuple[str, Imported]:
+    """A file, with its format."""
+    text, source = rulefile.read_text(path), str(path)
+    form = one_of(form, ("auto", *FORMATS), "format")
+    if form == "auto":
+        form = _guess(text)
+    if form == "ringleader":
+        return form, Imported(rulefile.loads(text, source), ())
+    if form == "nccl-csv":
+        return form, nccl_tuner.loads(text, source, registered)
+    return form, (ompi_rules if form == "ompi" else ompi_rules_json).loads(text, source)
+
+
+def _guess(text: str) -> str:
+    """The format that a text looks like."""
+    if text.lstrip().startswith("{"):
+        return "ompi-json" if '"rule_file_version"' in text else "ringleader"
+    content = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    return "nccl-csv" if "," in content else "ompi"
+
+
+def _report(notes: tuple[object, ...]) -> None:
+    """What is left out, on standard error: the file itself may go to standard output."""
+    for note in notes:
+        Console(stderr=True).print(escape(str(note)), highlight=False, soft_wrap=True)
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {output}: {error.strerror}") from None

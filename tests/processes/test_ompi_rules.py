@@ -1,0 +1,167 @@
+"""Exported rules, run by a real Open MPI: they change which algorithm it uses, to the one that they name."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import mpi_launch
+import pytest
+
+from ringleader.algorithms import build
+from ringleader.formats import ompi_rules
+from ringleader.schedule.algebra import expand
+from ringleader.tune.rules import Range, Rule, RuleSet
+
+DYNAMIC = ("--mca", "coll_tuned_use_dynamic_rules", "1")
+
+BITS = """
+    import hashlib, json
+    import numpy as np
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    rng = np.random.default_rng(comm.rank)
+    found = {}
+    for count in (10, 1000, 5000):
+        x = (rng.normal(size=count) * 10.0 ** rng.integers(-4, 5, count)).astype(np.float32)
+        y = np.empty_like(x)
+        comm.Allreduce(x, y)
+        found[str(4 * count)] = hashlib.sha1(y.tobytes()).hexdigest()
+    if comm.rank == 0:
+        print(json.dumps(found))
+"""
+
+CALL = """
+    import sys
+    import numpy as np
+    from mpi4py import MPI
+
+    comm, name, count = MPI.COMM_WORLD, sys.argv[1], int(sys.argv[2])
+    n = comm.size
+    x, y = np.zeros(n * count, np.uint8), np.zeros(n * count, np.uint8)
+    if name == "broadcast":
+        comm.Bcast(x)
+    elif name == "all_reduce":
+        comm.Allreduce(x, y, MPI.BOR)
+    elif name == "reduce":
+        comm.Reduce(x, y, MPI.BOR)
+    elif name == "reduce_scatter":
+        comm.Reduce_scatter(x, y[:count], [count] * n, MPI.BOR)
+    elif name == "all_gather":
+        comm.Allgather(x[:count], y)
+    elif name == "all_to_all":
+        comm.Alltoall(x, y)
+    elif name == "gather":
+        comm.Gather(x[:count], y)
+    elif name == "scatter":
+        comm.Scatter(x, y[:count])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _open_mpi() -> None:
+    mpi_launch.need("openmpi")
+
+
+def bits(tmp_path: Path, *options: str) -> dict[str, str]:
+    script = tmp_path / "bits.py"
+    script.write_text(textwrap.dedent(BITS))
+    found: dict[str, str] = json.loads(mpi_launch.run("openmpi", 5, [str(script)], [*DYNAMIC, *options]))
+    return found
+
+
+def test_rules_decide_by_size_and_number_of_ranks(tmp_path: Path):
+    """A sum's last bits tell the order of addition, and so the algorithm."""
+    rules = RuleSet(
+        (
+            Rule("all_reduce", ranks=Range(5, 5), nbytes=Range(0, 3999), algorithm="ring"),
+            Rule("all_reduce", nbytes=Range(0, 19999), algorithm="recursive_doubling"),
+            Rule("all_reduce", algorithm="linear"),
+        ),
+        "test",
+    )
+    file = tmp_path / "rules.conf"
+    linear, doubling, ring = (bits(tmp_path, "--mca", "coll_tuned_allreduce_algorithm", number) for number in "134")
+    assert len({linear["4000"], doubling["4000"], ring["4000"]}) == 3
+    for version in (1, 2):
+        file.write_text(ompi_rules.dumps(rules, version).text)
+        ruled = bits(tmp_path, "--mca", "coll_tuned_dynamic_rules_filename", str(file))
+        assert ruled == {"40": ring["40"], "4000": doubling["4000"], "20000": linear["20000"]}, version
+    swapped = RuleSet((*rules.rules[1:2], *rules.rules[2:], rules.rules[0]), "test")
+    file.write_text(ompi_rules.dumps(swapped).text)
+    ruled = bits(tmp_path, "--mca", "coll_tuned_dynamic_rules_filename", str(file))
+    assert ruled == {"40": doubling["40"], "4000": doubling["4000"], "20000": linear["20000"]}
+
+
+def messages(tmp_path: Path, rules: RuleSet, collective: str, ranks: int, count: int) -> Counter[tuple[int, int]]:
+    """Bytes between each two ranks in one call, as Open MPI's monitoring counts them."""
+    script, file = tmp_path / "call.py", tmp_path / "rules.conf"
+    script.write_text(textwrap.dedent(CALL))
+    file.write_text(ompi_rules.dumps(rules).text)
+    monitoring = {
+        "pml_monitoring_enable": "2",
+        "pml_monitoring_enable_output": "3",
+        "pml_monitoring_filename": str(tmp_path / "count"),
+        "coll_tuned_dynamic_rules_filename": str(file),
+    }
+    options = [word for name, value in monitoring.items() for word in ("--mca", name, value)]
+    mpi_launch.run("openmpi", ranks, [str(script), collective, str(count)], [*DYNAMIC, *options])
+    found: Counter[tuple[int, int]] = Counter()
+    for rank in range(ranks):
+        text = (tmp_path / f"count.{rank}.prof").read_text()
+        for source, target, nbytes in re.findall(r"^I\t(\d+)\t(\d+)\t(\d+) bytes", text, re.MULTILINE):
+            found[int(source), int(target)] += int(nbytes)
+    return found
+
+
+def scheduled(collective: str, algorithm: str, ranks: int, count: int) -> Counter[tuple[int, int]]:
+    """The same of a schedule here."""
+    schedule = build(collective, algorithm, ranks)
+    whole = count if schedule.collective.blocked else ranks * count
+    size, rest = divmod(whole, schedule.chunks_per_block)
+    assert rest == 0
+    moves, _ = expand(schedule.table)
+    found: Counter[tuple[int, int]] = Counter()
+    for move in moves:
+        if move["src_rank"] != move["dst_rank"]:
+            found[int(move["src_rank"]), int(move["dst_rank"])] += size
+    return found
+
+
+SAME = [
+    ("broadcast", "linear", 0),
+    ("broadcast", "chain", 1024),
+    ("all_reduce", "ring", 0),
+    ("reduce", "chain", 1024),
+    ("reduce_scatter", "ring", 0),
+    ("all_gather", "bruck", 0),
+    ("all_to_all", "pairwise", 0),
+    ("scatter", "binomial", 0),
+]
+# The same but for who is whose partner at which distance first.
+MIRRORED = [("broadcast", "knomial:radix=3", 0), ("all_reduce", "rabenseifner", 0)]
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "segment"), SAME + MIRRORED)
+def test_the_same_bytes_go_the_same_ways(tmp_path: Path, collective: str, algorithm: str, segment: int):
+    """Open MPI under the exported rule sends between each two ranks what the schedule here sends."""
+    ranks, count = 8, 4096
+    rules = RuleSet((Rule(collective, algorithm=algorithm, segment=segment),), "test")
+    theirs = messages(tmp_path, rules, collective, ranks, count)
+    ours = scheduled(collective, algorithm + (":segments=4" if segment else ""), ranks, count)
+    if (collective, algorithm, segment) in MIRRORED:
+        assert sorted(theirs.values()) == sorted(ours.values())
+        assert sorted(_sent(theirs)) == sorted(_sent(ours))
+    else:
+        assert theirs == ours
+
+
+def _sent(messages: Counter[tuple[int, int]]) -> list[int]:
+    totals: Counter[int] = Counter()
+    for (source, _), nbytes in messages.items():
+        totals[source] += nbytes
+    return list(totals.values())
