@@ -240,7 +240,11 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 def _priority() -> str:
     real_time = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
-    return "all processes at real-time priority (chrt), so that nothing else on the machine disturbs; " if real_time else ""
+    return (
+        "all processes at real-time priority (chrt), so that nothing else on the machine disturbs; "
+        if real_time
+        else ""
+    )
 
 
 def _cells(row: dict[str, Any] | None) -> str:

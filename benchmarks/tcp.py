@@ -1,7 +1,7 @@
 """All-reduce of two ranks over loopback TCP against the exchange of a message by bare sockets (tcp_exchange.c).
 
-The exchange is what the kernel needs: nobody's all-reduce over TCP can be faster. Turns alternate in short blocks. Writes
-results/tcp.csv and results/tcp.md.
+The exchange is what the kernel needs: nobody's all-reduce over TCP can be faster. Turns alternate in short blocks.
+Writes results/tcp.csv and results/tcp.md.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# TCP over loopback: an all-reduce of two ranks, and bare sockets",
         "",
-        "Microseconds (median of blocks). Bare sockets: both processes send a message with a header of 120 bytes and receive the other's, by"
-        " congestion control, way of waiting, and `send` or `sendmsg`; they do not reduce. Written by `benchmarks/tcp.py`.",
+        "Microseconds (median of blocks). Bare sockets: both processes send a message with a header of 120 bytes and "
+        "receive the other's, by congestion control, way of waiting, and `send` or `sendmsg`; they do not reduce. "
+        "Written by `benchmarks/tcp.py`.",
         "",
         f"{info['cpu']}, {info['usable_cores']} cores, {info['kernel']}, {priority}{day}.",
         "",
