@@ -18,6 +18,7 @@ help:
 	@echo 'make bench-regret measure what the tuned choice costs against the best (REGRET_ARGS="--places 2:shm --keep")'
 	@echo 'make bench        measure against Gloo; rewrites the tables and plots in the documentation'
 	@echo 'make verify-all   prove every algorithm for up to 256 ranks'
+	@echo 'make mpi          install Open MPI and MPICH below build/peers; make test does it too'
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
 	@echo 'make lint         ruff                 make typecheck   mypy --strict'
 	@echo 'make docs-check   examples in docstrings, links in the documentation'
@@ -45,6 +46,11 @@ dev: | $(INSTALLED)
 .PHONY: setup
 setup: $(INSTALLED) dev
 
+# Open MPI, MPICH and mpi4py (21 MB to download), each in a prefix of its own below build/peers, for the tests under mpirun.
+.PHONY: mpi
+mpi: setup
+	PYTHONPATH=benchmarks $(BIN)/python -m peers.install openmpi mpich mpi4py
+
 # ---------------------------------------------------------------- use
 
 .PHONY: demo bench bench-peers
@@ -66,6 +72,7 @@ bench-regret: setup
 
 .PHONY: test verify-all lint typecheck docs-check check
 test: setup
+	@$(MAKE) --no-print-directory -s mpi || echo 'no MPI: the tests under mpirun are skipped'
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # Proves every algorithm, as a schedule and lowered, for n = 1..64, 100, 128, 255 and 256.

@@ -43,6 +43,11 @@ std::uintptr_t arena_alloc(std::size_t nbytes, std::size_t align) {
   return reinterpret_cast<std::uintptr_t>(Arena::instance().allocate(nbytes, align));
 }
 
+std::uintptr_t arena_adopt(std::uintptr_t ptr, std::size_t nbytes) {
+  const nb::gil_scoped_release unlocked;
+  return reinterpret_cast<std::uintptr_t>(Arena::instance().adopt(reinterpret_cast<void*>(ptr), nbytes));
+}
+
 void arena_free(std::uintptr_t ptr) {
   const nb::gil_scoped_release unlocked;
   Arena::release(reinterpret_cast<void*>(ptr));
@@ -76,6 +81,7 @@ std::shared_ptr<PeerProcess> attach(const nb::bytes& identity, int arena_fd, std
 void bind_memory(nb::module_& m) {
   m.def("arena_info", &arena_info);
   m.def("arena_alloc", &arena_alloc, "nbytes"_a, "align"_a = 64);
+  m.def("arena_adopt", &arena_adopt, "ptr"_a, "nbytes"_a);
   m.def("arena_free", &arena_free, "ptr"_a);
   m.def("arena_used", &arena_used);
   m.def("arena_contains", &arena_contains, "ptr"_a, "nbytes"_a);

@@ -157,6 +157,22 @@ void* Arena::allocate(std::size_t bytes, std::size_t align) {
   return base_ + offset;
 }
 
+void* Arena::adopt(void* memory, std::size_t bytes) {
+  const std::size_t page = page_size(), whole = round_up(std::max<std::size_t>(bytes, 1), page);
+  if (memory == nullptr || reinterpret_cast<std::uintptr_t>(memory) % page != 0 || contains(memory, 1))
+    throw Error(ErrorKind::invalid, "only whole pages outside the arena can become part of it");
+  void* inside = allocate(whole, page);
+  std::memcpy(inside, memory, bytes);
+  const auto offset = static_cast<off_t>(offset_of(inside));
+  if (::mmap(memory, whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd_, offset) == MAP_FAILED) {
+    const int error = errno;
+    release(inside);
+    throw Error(ErrorKind::memory, std::string("memory cannot become part of the arena: mmap: ") + std::strerror(error));
+  }
+  (void)::madvise(memory, whole, MADV_DONTDUMP);
+  return inside;
+}
+
 void Arena::release(void* memory) {
   if (memory == nullptr) return;
   Arena* arena = current();

@@ -35,6 +35,11 @@ class Arena {
   // `align` is a power of two up to 2 MiB. Throws Error(memory | invalid | forked).
   void* allocate(std::size_t bytes, std::size_t align = 64);
 
+  // Moves the pages at `memory` into the arena: their content is then arena memory, at the address returned and, until somebody
+  // unmaps it, also at `memory`, which must be the start of a mapping of the caller's own that nobody else touches meanwhile. Release the
+  // address returned once nothing uses the memory at either. Throws Error(memory | invalid | forked), and then nothing has changed.
+  void* adopt(void* memory, std::size_t bytes);
+
   bool contains(const void* memory, std::size_t bytes) const {
     const auto at = reinterpret_cast<std::uintptr_t>(memory), first = reinterpret_cast<std::uintptr_t>(base_);
     return at >= first && at - first <= size_ && bytes <= size_ - (at - first);

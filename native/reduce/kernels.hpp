@@ -277,32 +277,13 @@ void fold_direct(const FoldSpec& spec, void* const* dsts, std::size_t ndst, cons
   }
 }
 
-// 16-bit floats: folded in f32, rounded once.
-template <class Half, class Op, Mode mode = Mode::plain>
-void fold_half(const FoldSpec& spec, void* const* dsts, std::size_t ndst, const void* const* srcs,
-               const std::uint8_t* raw, std::size_t nsrc, std::size_t count) {
-  constexpr Mode inner = mode == Mode::divide ? Mode::plain : mode;
-  const Factors factors{raw, spec.factor};
-  alignas(64) float left[kBlock];
-  alignas(64) float right[kBlock];
-  for (std::size_t first = 0; first < count; first += kBlock) {
-    const std::size_t n = count - first < kBlock ? count - first : kBlock;
-    const std::size_t offset = first * 2;
-    Half::load(left, at(srcs[0], offset), n);
-    if (nsrc == 1) single<float, mode>(left, left, n, {factors(0), 1, spec.final_n});
-    for (std::size_t k = 1; k < nsrc; ++k) {
-      const Params params{k == 1 ? factors(0) : 1.0, factors(k), spec.final_n};
-      Half::load(right, at(srcs[k], offset), n);
-      if (k + 1 == nsrc) {
-        pair<float, Op, mode>(left, nullptr, left, right, n, params);
-      } else {
-        pair<float, Op, inner>(left, nullptr, left, right, n, params);
-      }
-    }
-    Half::store(at(dsts[0], offset), left, n);
-    replicate(dsts, ndst, offset, n * 2);
-  }
-}
+}  // namespace
+}  // namespace ringleader::kernels
+
+#include "reduce/registers.hpp"
+
+namespace ringleader::kernels {
+namespace {
 
 // Rows in the order of DType, columns in the order of ReduceOp: sum prod min max avg premul_sum band bor bxor.
 #define RINGLEADER_FLOAT(fold, T)                                                                              \
@@ -326,10 +307,10 @@ void fold_half(const FoldSpec& spec, void* const* dsts, std::size_t ndst, const 
 
 extern const Table RINGLEADER_KERNEL_TABLE;
 const Table RINGLEADER_KERNEL_TABLE{{
-    RINGLEADER_FLOAT(fold_direct, float),
+    RINGLEADER_FLOAT(fold_in_f32, float),
     RINGLEADER_FLOAT(fold_direct, double),
-    RINGLEADER_FLOAT(fold_half, Float16),
-    RINGLEADER_FLOAT(fold_half, BFloat16),
+    RINGLEADER_FLOAT(fold_in_f32, Float16),
+    RINGLEADER_FLOAT(fold_in_f32, BFloat16),
     RINGLEADER_INTEGER(std::int8_t, std::uint8_t),
     RINGLEADER_INTEGER(std::int16_t, std::uint16_t),
     RINGLEADER_INTEGER(std::int32_t, std::uint32_t),

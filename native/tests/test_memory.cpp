@@ -1,4 +1,5 @@
 // The arena: reservation, release, alignment, errors, threads, forks.
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -291,4 +292,32 @@ TEST_CASE("limits of the process make the arena smaller, not impossible") {
   if constexpr (!kSanitized) {                                 // sanitizers need their own address space
     CHECK(limited(RLIMIT_AS, full + 2048 * kMiB, full) == 0);  // the child keeps the parent's mapping
   }
+}
+
+TEST_CASE("adopted pages are arena memory at both addresses") {
+  Arena& arena = Arena::instance();
+  const std::size_t bytes = 5 * kMiB + 123, before = arena.used();
+  void* own = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(own != MAP_FAILED);
+  auto* at = static_cast<unsigned char*>(own);
+  for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<unsigned char>(i * 7 >> 2);
+  const std::vector<unsigned char> content(at, at + bytes);
+
+  CHECK(kind_of([&] { arena.adopt(at + 1, 100); }) == ErrorKind::invalid);
+  CHECK(kind_of([&] { arena.adopt(nullptr, 100); }) == ErrorKind::invalid);
+  auto* inside = static_cast<unsigned char*>(arena.adopt(own, bytes));
+  CHECK(arena.contains(inside, bytes));
+  CHECK_FALSE(arena.contains(own, 1));
+  CHECK(arena.used() >= before + bytes);
+  CHECK(kind_of([&] { arena.adopt(inside, 100); }) == ErrorKind::invalid);
+  CHECK(std::equal(content.begin(), content.end(), at));
+  CHECK(std::equal(content.begin(), content.end(), inside));
+  at[17] = 1;
+  inside[bytes - 1] = 2;
+  CHECK(inside[17] == 1);
+  CHECK(at[bytes - 1] == 2);
+
+  REQUIRE(::munmap(own, bytes) == 0);
+  Arena::release(inside);
+  CHECK(arena.used() == before);
 }

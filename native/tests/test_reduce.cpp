@@ -391,6 +391,24 @@ TEST_CASE("reduce: a bf16 NaN whose payload is in the low bits stays a NaN") {
   CHECK(std::isnan(decode(kBF16, result)));
 }
 
+TEST_CASE("reduce: a factor that is any NaN gives NaN in every 16-bit float") {
+  // All ones below the quiet bit: rounding must not carry them over into the sign.
+  const double factor = static_cast<double>(__builtin_bit_cast(float, 0x7fffffffU));
+  for (const kernels::Isa& isa : kernels::available()) {
+    for (Format format : {kF16, kBF16}) {
+      const DType dtype = format.mantissa_bits == kF16.mantissa_bits ? DType::f16 : DType::bf16;
+      std::vector<std::uint16_t> values(77, encode(format, 1)), out(77);
+      const void* srcs[] = {values.data(), values.data()};
+      const std::uint8_t raw[] = {1, 0};
+      void* dst = out.data();
+      const FoldSpec spec{dtype, ReduceOp::premul_sum, factor, 0};
+      const auto kernel = isa.table->fold[static_cast<int>(dtype)][static_cast<int>(ReduceOp::premul_sum)];
+      kernel(spec, &dst, 1, srcs, raw, 2, out.size());
+      for (std::uint16_t bits : out) CHECK_MESSAGE(std::isnan(decode(format, bits)), std::string(isa.name));
+    }
+  }
+}
+
 TEST_CASE("reduce: copies, AVG without a final count, AVG over one") {
   std::vector<unsigned char> from(1000), to(1000, 0);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 7);

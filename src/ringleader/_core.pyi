@@ -85,6 +85,12 @@ def arena_alloc(nbytes: int, align: int = 64) -> int:
     """Address of `nbytes` reserved bytes in the arena (pages are reserved at once: never a bus error later).
     Raises errors.memory with needed and free bytes."""
 
+def arena_adopt(ptr: int, nbytes: int) -> int:
+    """Move the pages at `ptr`, the start of a mapping of one's own, into the arena: address of the same memory there.
+
+    Release that with `arena_free` once the mapping at `ptr` is gone. If it raises, nothing has changed.
+    """
+
 def arena_free(ptr: int) -> None: ...
 def arena_used() -> int: ...
 def arena_contains(ptr: int, nbytes: int) -> bool: ...

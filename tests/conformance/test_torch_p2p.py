@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,8 +23,9 @@ _MOVED_ONLY = ("uint16", "uint32", "uint64")  # torch has no arithmetic for them
 
 
 class TestTorch(CollectiveConformance):
-    counts = (0, 1, 17)
+    counts = (0, 17)
     folder: ClassVar[Path]
+    meeting: ClassVar[str]
     group: ClassVar[rl.WorkerGroup | None] = None
 
     @pytest.fixture(scope="class", autouse=True)
@@ -36,7 +38,7 @@ class TestTorch(CollectiveConformance):
             cls.group = None
 
     @pytest.mark.parametrize("collective", COLLECTIVES)
-    @pytest.mark.parametrize("n", (1, 2, 3, 5))
+    @pytest.mark.parametrize("n", (2, 3, 5))
     def test_conforms(self, n: int, collective: str) -> None:
         self._run(n, [case for case in cases(collective, n, self.counts) if _offered(case)])
 
@@ -52,9 +54,9 @@ class TestTorch(CollectiveConformance):
             if cls.group is not None:
                 cls.group.close()
             cls.group = rl.WorkerGroup(n)
-            (cls.folder / str(n)).mkdir(exist_ok=True)
+            cls.meeting = tempfile.mkdtemp(dir=cls.folder)  # a place of its own: torch's file stores are used once
         try:
-            return list(cls.group.run(function, str(self.folder / str(n)), *arguments, timeout=100))
+            return list(cls.group.run(function, cls.meeting, *arguments, timeout=100))
         except BaseException:
             cls.group.close(force=True)
             cls.group = None

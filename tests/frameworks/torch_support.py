@@ -17,7 +17,8 @@ import ringleader as rl
 
 torch.set_num_threads(1)
 
-ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+_PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_PATHS)}
 
 
 class Ranks:

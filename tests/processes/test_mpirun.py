@@ -100,6 +100,13 @@ def test_init(mpi: str, script: Callable[[str], str], ranks: int):
     assert lines(output) == [f"rank {rank} of {ranks} is right" for rank in range(ranks)]
 
 
+def test_ranks_below_a_script_of_their_own(mpi: str, script: Callable[[str], str]):
+    """``mpirun -n 2 ./run.sh``: what starts the ranks is not their parent."""
+    inner = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {script(SUMS)!r}, '0']).returncode)"
+    output = mpi_launch.run(mpi, 2, ["-c", inner])
+    assert lines(output) == ["rank 0 of 2 is right", "rank 1 of 2 is right"]
+
+
 def test_jobs_at_the_same_time_do_not_meet(mpi: str, script: Callable[[str], str]):
     started = [mpi_launch.start(mpi, 2, [script(SUMS), str(job)]) for job in range(3)]
     try:

@@ -58,6 +58,14 @@ def test_mpich():
     assert launch.job_id != "default"
 
 
+def test_mpich_over_several_hosts_has_one_name():
+    """The proxy of each host has its own process number: with an address, the name must not hold it."""
+    for more in ({"MASTER_ADDR": "n0", "MASTER_PORT": "77"}, {"RINGLEADER_STORE": "n0:77"}):
+        assert detect({**MPICH, **more}).job_id == "port-77"
+    assert detect(MPICH, address="n0:77").job_id == "port-77"
+    assert detect({**MPICH, "PMI_JOBID": "j1"}, address="n0:77").job_id == "j1"
+
+
 def test_slurm():
     launch = detect(SLURM)
     assert (launch.rank, launch.size, launch.local_rank, launch.master_addr) == (5, 8, 1, "node07")

@@ -54,6 +54,21 @@ def _many_peers(count: int) -> str:
     )
 
 
+def _barriers(count: int) -> str:
+    ops = [{"name": "nop"}, {"name": "barrier", "barrier_id": 0, "num_threadblocks": count}]
+    return _plan(threadblocks=[{"id": 0, "ops": ops}] * count)
+
+
+def _web(count: int) -> str:
+    """Each thread block waits for the one before: of the last, thousands are known to be over."""
+    step = (
+        '<step s="0" type="nop" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="0" depid="{}" deps="{}" hasdep="1"/>'
+    )
+    return "".join(
+        f'<tb id="{k}" send="-1" recv="-1" chan="0">{step.format(k - 1, 0 if k else -1)}</tb>' for k in range(count)
+    )
+
+
 # name -> (reader, what makes the text)
 HOSTILE: dict[str, tuple[str, Callable[[], str | bytes]]] = {
     "entity bomb": ("msccl", lambda: f'<!DOCTYPE algo [<!ENTITY a0 "ha">{BOMB}]>' + _algo("&a11;")),
@@ -82,6 +97,13 @@ HOSTILE: dict[str, tuple[str, Callable[[], str | bytes]]] = {
     "a plan with a hundred thousand GPUs": ("mscclpp", lambda: '{"gpus": [' + ",".join(["{}"] * 100000) + "]}"),
     "a plan that is an array": ("mscclpp", lambda: "[" + ",".join(["1"] * 500000) + "]"),
     "a plan of wrong types": ("mscclpp", lambda: _plan(threadblocks={"a": 1})),
+    "a plan of empty objects": ("mscclpp", lambda: '{"gpus": [' + ",".join(["{}"] * 1300000) + "]}"),
+    "a plan of channels": (
+        "mscclpp",
+        lambda: _plan(channels=[{"channel_type": "memory", "connected_to": [0] * 900000}]),
+    ),
+    "a barrier of 30000 thread blocks": ("mscclpp", lambda: _barriers(30000)),
+    "30000 thread blocks that wait for each other": ("msccl", lambda: _algo(_gpu(_web(30000)))),
     "binary plan": ("mscclpp", lambda: bytes(range(256)) * 4000),
 }
 

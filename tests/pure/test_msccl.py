@@ -77,7 +77,7 @@ def test_real_files_are_written_and_read_back(path: Path) -> None:
     assert again.steps <= schedule.steps
 
 
-@pytest.mark.parametrize("path", FILES[:1], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_file_is_an_algorithm_like_any_other(path: Path) -> None:
     schedule = msccl.load(path)
     kind = schedule.collective.value

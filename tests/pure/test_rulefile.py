@@ -18,6 +18,7 @@ from ringleader.errors import InvalidArgument
 from ringleader.tune import BUILT_IN, dumps, explain, load, loads, select, select_wire
 from ringleader.tune.conditions import LAYOUTS, WIRES, Conditions, Range, Situation
 from ringleader.tune.rules import MAX_CHANNELS, PROTOCOLS, REDUCTIONS, Rule, RuleSet
+from ringleader.tune.select import problem
 
 
 def text_of(*rules: dict[str, Any], **members: Any) -> str:
@@ -284,6 +285,42 @@ def test_the_first_rule_that_fits_decides_aspect_by_aspect() -> None:
     assert select("reduce", 8, 2, [0, 0], 4, env={}, rules=[mine]).reason == "built-in rule for shm"
 
 
+JOBS = ((0, 0), (0, 1, 2), (0, 0, 1, 1), (0, 0, 1))
+narrow = st.sampled_from([Range(), Range(0, 2), Range(3), Range(2, 3)])
+small_rules = st.builds(
+    lambda layouts, ranks, nodes, nbytes, algorithm: Rule(
+        "all_reduce", tuple(layouts), ranks=ranks, nodes=nodes, nbytes=nbytes, algorithm=algorithm
+    ),
+    st.lists(st.sampled_from(LAYOUTS), min_size=1),
+    narrow,
+    narrow,
+    st.sampled_from([Range(), Range(0, 1000), Range(1001)]),
+    st.sampled_from([*names("all_reduce"), "^ring", "^ring,binomial", "^two_shot,ring"]),
+)
+
+
+@given(
+    st.lists(st.lists(small_rules, max_size=4), max_size=2),
+    st.sampled_from(JOBS),
+    st.sampled_from([8, 1000, 1001, 1 << 20]),
+)
+def test_choices_against_the_definition(made: list[list[Rule]], job: tuple[int, ...], nbytes: int) -> None:
+    sets = [RuleSet(tuple(rules), f"set {index}") for index, rules in enumerate(made)]
+    choice = select("all_reduce", nbytes, len(job), job, 4, env={}, rules=sets)
+    situation, excluded, expected = Situation("all_reduce", nbytes, job, 4), set(), None
+    for rule in (rule for rules in (*sets, BUILT_IN) for rule in rules.rules):
+        if not rule.fits(situation):
+            continue
+        name = rule.algorithm.partition(":")[0]
+        if rule.excluded:
+            excluded |= set(rule.excluded)
+        elif name not in excluded and not problem(situation, rule.algorithm):
+            expected = name
+            break
+    assert expected is not None
+    assert choice.algorithm.partition(":")[0] == expected
+
+
 def test_argument_before_environment_before_rules_in_order() -> None:
     first, second = (loads(text_of({**RING, "algorithm": name}), name) for name in ("two_shot", "linear"))
     request = ("all_reduce", 1 << 20, 4, [0] * 4)
@@ -317,6 +354,14 @@ def test_channels_and_segments() -> None:
     assert (choice.algorithm, choice.channels) == ("ring:segments=4", 2)
     exact = loads(text_of(RING), "mine.json")
     assert select("all_reduce", 16 << 20, 4, range(4), 4, env={}, rules=[exact]).algorithm == "ring"
+
+
+def test_channels_count_towards_the_limit_of_transfers() -> None:
+    found = loads(text_of({**RING, "channels": 64}), "mine.json")
+    n = 400  # 2 (n - 1) n transfers of a ring, of which 64 are too many
+    explanation = explain("all_reduce", 1 << 20, n, range(n), env={}, rules=[found])
+    assert "on 64 channels needs 20428800 transfers" in explanation.rules[0]
+    assert explanation.choice.channels == 0
 
 
 @pytest.mark.parametrize(("wire", "segments"), [("f32", 8), ("bf16", 4), ("int8", 2), ("onebit", 1)])

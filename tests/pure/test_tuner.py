@@ -31,9 +31,10 @@ from ringleader.tune.tuner import Settings, Tuner, rules_of
 TRUE = Model(
     Parameters(
         call=2e-6, window=4e-6, shm_hop=1.1e-6, shm_op=0.2e-6, push_byte=2e-10, pull_byte=6e-10, reduce_byte=1e-10,
-        net_hop=25e-6, net_message=2e-6, net_byte=1e-10, wire_byte=8e-10, switch=7e-6,
+        net_hop=25e-6, net_message=2e-6, net_byte=1e-10, wire_byte=8e-10, switch=7e-6, net_switch=15e-6,
     ),
     cores=2,
+    one_host=True,
 )  # fmt: skip
 
 
@@ -136,6 +137,12 @@ def test_ranks_that_share_cores_cost_more() -> None:
     assert crowded >= few + 3 * TRUE.parameters.switch
 
 
+def test_nodes_of_one_host_share_its_cores() -> None:
+    apart = predict("all_reduce", "one_shot", 8, 8, "net", model=replace(TRUE, one_host=False)).seconds
+    together = predict("all_reduce", "one_shot", 8, 8, "net", model=TRUE).seconds
+    assert together >= apart + 2 * TRUE.parameters.net_switch
+
+
 def test_staged_data_runs_in_windows() -> None:
     columns = Parameters.names()
     ring = work_of(build("all_reduce", "ring", 2), [0, 0])
@@ -165,14 +172,14 @@ def test_least_squares_are_optimal_and_not_negative(columns: int, seed: int) -> 
 
 
 def test_the_fit_finds_the_parameters() -> None:
-    found = fit(_observations(MadeUp()), replace(DEFAULT, cores=2))
+    found = fit(_observations(MadeUp()), replace(DEFAULT, cores=2, one_host=True))
     for name in Parameters.names():
         if name != "window":  # tasks are too few to tell it from the bytes exactly
             assert getattr(found.parameters, name) == pytest.approx(getattr(TRUE.parameters, name), rel=0.15), name
 
 
 def test_the_fit_survives_noise() -> None:
-    found = fit(_observations(MadeUp(noise=0.1)), replace(DEFAULT, cores=2))
+    found = fit(_observations(MadeUp(noise=0.1)), replace(DEFAULT, cores=2, one_host=True))
     off = errors(_observations(MadeUp()), found)
     assert off.median < 0.1
     assert off.p90 < 0.35
@@ -181,7 +188,7 @@ def test_the_fit_survives_noise() -> None:
 def test_what_the_model_misses_is_corrected_by_size() -> None:
     machine = MadeUp()
     seen = [replace(o, seconds=o.seconds * (3.0 if o.nbytes > 10**5 else 1.0)) for o in _observations(machine)]
-    found = fit(seen, replace(DEFAULT, cores=2))
+    found = fit(seen, replace(DEFAULT, cores=2, one_host=True))
     uncorrected = replace(found, corrections={})
     assert errors(seen, found).median < errors(seen, uncorrected).median + 1e-9
     assert all(len(factors) == DECADES for factors in found.corrections.values())
@@ -234,6 +241,19 @@ def test_a_race_is_won_by_the_fastest_despite_noise(seed: int) -> None:
     assert machine.true(outcome.winner, place.nodes) <= 1.12 * best
 
 
+def test_bad_luck_alone_does_not_replace_an_incumbent() -> None:
+    old, new = Trial("broadcast", "linear", "pull", 8), Trial("broadcast", "binomial", "push", 8)
+    rounds = iter([{old: 900.0, new: 1.2}, {old: 1.0, new: 1.2}])
+
+    def measure(trials: Sequence[Trial], seconds: float, blocks: int) -> Sampled:
+        times = next(rounds)
+        return Sampled([[times[trial]] * blocks for trial in trials], 0.0)
+
+    outcome = race(measure, [old, new], [old], 0.002, 4, 3)
+    assert outcome.winner == old
+    assert outcome.times == {old: 1.0, new: 1.2}
+
+
 def test_an_incumbent_is_not_replaced_for_noise() -> None:
     old, new = Trial("broadcast", "linear", "pull", 8), Trial("broadcast", "binomial", "push", 8)
     alike = {old: [[1.0, 1.1, 1.01]], new: [[0.99, 1.0, 1.02]]}
@@ -253,7 +273,7 @@ def _settings(budget: float, *places: Place) -> Settings:
     return Settings(places, budget, (8, 1 << 10, 1 << 15, 1 << 20), ("all_reduce", "broadcast"), cores=2)
 
 
-@pytest.mark.parametrize(("noise", "allowed"), [(0.0, 1.035), (0.1, 1.2)])
+@pytest.mark.parametrize(("noise", "allowed"), [(0.0, 1.15), (0.1, 1.25)])
 def test_the_tuner_finds_what_is_fastest(noise: float, allowed: float) -> None:
     machine = MadeUp(noise=noise, secret=1.3)
     places = [Place.local(n, transport) for transport in ("shm", "tcp") for n in (2, 4, 5)]
@@ -312,7 +332,7 @@ def test_the_choice_by_rules_is_what_was_found() -> None:
 
 def _table() -> Table:
     rules = RuleSet((Rule("all_reduce", ranks=Range(2, 4), nbytes=Range(0, 99), algorithm="ring"),), "t")
-    model = replace(TRUE, corrections={"shm": (1.5,) * DECADES}, source="t")
+    model = replace(TRUE, corrections={"shm": (1.5,) * DECADES}, one_host=False, source="t")
     return Table(
         {"cpu": "made up", "cores": 2}, model, Errors(0.1, 0.2, 30), {"1:tcp": rules}, "2026-01-31T12:00:00+00:00"
     )

@@ -7,8 +7,8 @@ for what the part inside the largest host costs, and `O` for the part between th
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from ringleader.algorithms.levels import (
 from ringleader.algorithms.registry import Parameter, algorithm
 from ringleader.schedule import Schedule
 
-__all__ = ["all_reduce_leader", "all_reduce_sharded", "broadcast", "reduce"]
+__all__ = ["all_reduce_leader", "all_reduce_sharded", "broadcast", "reduce", "two_level"]
 
 Hosts: TypeAlias = tuple[int, ...]
 
@@ -151,20 +151,25 @@ def all_reduce_sharded(
 Part: TypeAlias = tuple[str, str]  # collective, spec
 
 
-def leader_limit(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> str:
+def _times(outer: Part) -> int:
+    """How often the part inside the hosts runs: after an all_reduce it is mirrored."""
+    return 2 if outer[0] == "all_reduce" else 1
+
+
+def _leader_limit(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> str:
     layout = sizes(n, hosts, nodes)
     parts = [(*inner, size, True) for size in sorted(set(layout))]
     return hosts_limit(n, hosts) or parts_limit([*parts, (*outer, len(layout), False)])
 
 
-def leader_steps(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> int:
+def _leader_steps(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> int:
     layout = sizes(n, hosts, nodes)
     inside = max(part(*inner, size, True).steps for size in set(layout))
-    return times * inside + part(*outer, len(layout), False).steps
+    return _times(outer) * inside + part(*outer, len(layout), False).steps
 
 
 @functools.lru_cache(maxsize=256)
-def _leader_volume(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> float:
+def _leader_volume(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> float:
     layout = sizes(n, hosts, nodes)
     inside = [part(*inner, size, True) for size in set(layout)]
     between = part(*outer, len(layout), False)
@@ -173,13 +178,13 @@ def _leader_volume(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part,
     def volume(schedule: Schedule) -> Loads:
         return loads(schedule, np.diff(cut([0, chunks], schedule.chunks)) / chunks)
 
-    return times * busiest(map(volume, inside)) + busiest([volume(between)])
+    return _times(outer) * busiest(map(volume, inside)) + busiest([volume(between)])
 
 
-def _leader_transfers(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part, times: int = 1) -> int:
+def _leader_transfers(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> int:
     layout = sizes(n, hosts, nodes)
     rows = {size: part_rows(*inner, size, True) for size in set(layout)}
-    return times * sum(rows[size] for size in layout) + part_rows(*outer, len(layout), False)
+    return _times(outer) * sum(rows[size] for size in layout) + part_rows(*outer, len(layout), False)
 
 
 def _two_levels(n: int, root: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> tuple[int, Table, Table]:
@@ -205,27 +210,55 @@ def _two_levels(n: int, root: int, hosts: Hosts, nodes: Nodes, inner: Part, oute
     return chunks, np.concatenate(within), copies(across, leaders, cut([0, chunks], across.chunks))
 
 
+def two_level(
+    name: str,
+    collective: str,
+    *,
+    summary: str,
+    reference: str,
+    cost: str,
+    volume: Callable[..., float],
+    transfers: Callable[..., int],
+    levels: tuple[Parameter, Parameter],
+) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+    """Register an algorithm of one part inside each host and one between them, which are the two `levels`.
+
+    `volume` and `transfers` are called with ``(n, hosts, nodes, inner, outer)``, the last two as (collective, spec).
+    """
+
+    def told(function: Callable[..., Any]) -> Callable[..., Any]:
+        def of_parts(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> Any:
+            return function(n, hosts, nodes, (levels[0].of, inner), (levels[1].of, outer))
+
+        return of_parts
+
+    return algorithm(
+        name,
+        collective,
+        summary=summary,
+        reference=reference,
+        cost=cost,
+        steps=told(_leader_steps),
+        volume=told(volume),
+        transfers=told(transfers),
+        parameters=(HOSTS, *levels),
+        limit=told(_leader_limit),
+        needs_layout=True,
+    )
+
+
 _REDUCE_INSIDE = level("inner", "linear", "reduce", "inside a host; its mirror image broadcasts")
 
 
-@algorithm(
+@two_level(
     "hierarchical_leader",
     "all_reduce",
     summary="reduce to a leader in each host, all_reduce between the leaders, broadcast inside",
     reference=references.ZHU,
     cost="(2 I + O) a + (2 I + O) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: leader_steps(
-        n, hosts, nodes, ("reduce", inner), ("all_reduce", outer), 2
-    ),
-    volume=lambda n, hosts, inner, outer, nodes: _leader_volume(
-        n, hosts, nodes, ("reduce", inner), ("all_reduce", outer), 2
-    ),
-    transfers=lambda n, hosts, inner, outer, nodes: _leader_transfers(
-        n, hosts, nodes, ("reduce", inner), ("all_reduce", outer), 2
-    ),
-    parameters=(HOSTS, _REDUCE_INSIDE, level("outer", "recursive_doubling", "all_reduce", "between the leaders")),
-    limit=lambda n, hosts, inner, outer, nodes: leader_limit(n, hosts, nodes, ("reduce", inner), ("all_reduce", outer)),
-    needs_layout=True,
+    volume=_leader_volume,
+    transfers=_leader_transfers,
+    levels=(_REDUCE_INSIDE, level("outer", "recursive_doubling", "all_reduce", "between the leaders")),
 )
 def all_reduce_leader(
     n: int,
@@ -241,24 +274,18 @@ def all_reduce_leader(
     return assemble("all_reduce", n, chunks, [[up.table.copy()], [between], [up.reversed().table.copy()]])
 
 
-@algorithm(
+@two_level(
     "hierarchical",
     "reduce",
     summary="reduce to a leader in each host, then from the leaders to the root",
     reference=references.KARONIS,
     cost="(I + O) a + (I + O) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: leader_steps(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
-    volume=lambda n, hosts, inner, outer, nodes: _leader_volume(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
-    transfers=lambda n, hosts, inner, outer, nodes: _leader_transfers(
-        n, hosts, nodes, ("reduce", inner), ("reduce", outer)
-    ),
-    parameters=(
-        HOSTS,
+    volume=_leader_volume,
+    transfers=_leader_transfers,
+    levels=(
         level("inner", "linear", "reduce", "inside a host"),
         level("outer", "binomial", "reduce", "between the leaders"),
     ),
-    limit=lambda n, hosts, inner, outer, nodes: leader_limit(n, hosts, nodes, ("reduce", inner), ("reduce", outer)),
-    needs_layout=True,
 )
 def reduce(
     n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None
@@ -268,30 +295,18 @@ def reduce(
     return assemble("reduce", n, chunks, [[within], [between]], root)
 
 
-@algorithm(
+@two_level(
     "hierarchical",
     "broadcast",
     summary="from the root to a leader in each host, then inside the hosts",
     reference=references.KARONIS,
     cost="(O + I) a + (O + I) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: leader_steps(
-        n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
-    ),
-    volume=lambda n, hosts, inner, outer, nodes: _leader_volume(
-        n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
-    ),
-    transfers=lambda n, hosts, inner, outer, nodes: _leader_transfers(
-        n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
-    ),
-    parameters=(
-        HOSTS,
+    volume=_leader_volume,
+    transfers=_leader_transfers,
+    levels=(
         level("inner", "linear", "broadcast", "inside a host"),
         level("outer", "binomial", "broadcast", "between the leaders"),
     ),
-    limit=lambda n, hosts, inner, outer, nodes: leader_limit(
-        n, hosts, nodes, ("broadcast", inner), ("broadcast", outer)
-    ),
-    needs_layout=True,
 )
 def broadcast(
     n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.algorithms import references
-from ringleader.algorithms.hierarchical import Hosts, Part, leader_limit, leader_steps, level
-from ringleader.algorithms.layout import HOSTS, Nodes, groups, sizes
+from ringleader.algorithms.hierarchical import Hosts, Part, level, two_level
+from ringleader.algorithms.layout import Nodes, groups, sizes
 from ringleader.algorithms.levels import Indices, Loads, Table, assemble, busiest, common, copies, loads, part
-from ringleader.algorithms.registry import algorithm
 from ringleader.schedule import Schedule
 
 __all__ = ["all_gather", "gather", "reduce_scatter", "scatter"]
@@ -102,30 +101,18 @@ def _rails_transfers(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Par
     return sum(rows[size] * moves[size] for size in layout) + max(layout) * _moves(part(*outer, len(layout), False))
 
 
-@algorithm(
+@two_level(
     "hierarchical",
     "all_gather",
     summary="all_gather of every rail between the hosts, then all_gather inside each host",
     reference=references.KARONIS,
     cost="(O + I) a + (O/s + I) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: leader_steps(
-        n, hosts, nodes, ("all_gather", inner), ("all_gather", outer)
-    ),
-    volume=lambda n, hosts, inner, outer, nodes: _rails_volume(
-        n, hosts, nodes, ("all_gather", inner), ("all_gather", outer)
-    ),
-    transfers=lambda n, hosts, inner, outer, nodes: _rails_transfers(
-        n, hosts, nodes, ("all_gather", inner), ("all_gather", outer)
-    ),
-    parameters=(
-        HOSTS,
+    volume=_rails_volume,
+    transfers=_rails_transfers,
+    levels=(
         level("inner", "direct", "all_gather", "inside a host"),
         level("outer", "ring", "all_gather", "along a rail"),
     ),
-    limit=lambda n, hosts, inner, outer, nodes: leader_limit(
-        n, hosts, nodes, ("all_gather", inner), ("all_gather", outer)
-    ),
-    needs_layout=True,
 )
 def all_gather(
     n: int, root: int = 0, hosts: Hosts = (), inner: str = "direct", outer: str = "ring", nodes: Nodes = None
@@ -135,30 +122,18 @@ def all_gather(
     return assemble("all_gather", n, n * finer, [[between], within])
 
 
-@algorithm(
+@two_level(
     "hierarchical",
     "reduce_scatter",
     summary="reduce_scatter inside each host, then reduce_scatter of every rail between the hosts",
     reference=references.KARONIS,
     cost="(I + O) a + (I + O/s) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: leader_steps(
-        n, hosts, nodes, ("reduce_scatter", inner), ("reduce_scatter", outer)
-    ),
-    volume=lambda n, hosts, inner, outer, nodes: _rails_volume(
-        n, hosts, nodes, ("reduce_scatter", inner), ("reduce_scatter", outer)
-    ),
-    transfers=lambda n, hosts, inner, outer, nodes: _rails_transfers(
-        n, hosts, nodes, ("reduce_scatter", inner), ("reduce_scatter", outer)
-    ),
-    parameters=(
-        HOSTS,
+    volume=_rails_volume,
+    transfers=_rails_transfers,
+    levels=(
         level("inner", "direct", "reduce_scatter", "inside a host"),
         level("outer", "ring", "reduce_scatter", "along a rail"),
     ),
-    limit=lambda n, hosts, inner, outer, nodes: leader_limit(
-        n, hosts, nodes, ("reduce_scatter", inner), ("reduce_scatter", outer)
-    ),
-    needs_layout=True,
 )
 def reduce_scatter(
     n: int, root: int = 0, hosts: Hosts = (), inner: str = "direct", outer: str = "ring", nodes: Nodes = None
@@ -207,24 +182,18 @@ def _leaders_transfers(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: P
     return sum(moves[size] for size in layout) + max(layout) * _moves(part(*outer, len(layout), False))
 
 
-@algorithm(
+@two_level(
     "hierarchical",
     "gather",
     summary="gather to a leader in each host, then from the leaders to the root",
     reference=references.KARONIS,
     cost="(I + O) a + (I/H + O) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: leader_steps(n, hosts, nodes, ("gather", inner), ("gather", outer)),
-    volume=lambda n, hosts, inner, outer, nodes: _leaders_volume(n, hosts, nodes, ("gather", inner), ("gather", outer)),
-    transfers=lambda n, hosts, inner, outer, nodes: _leaders_transfers(
-        n, hosts, nodes, ("gather", inner), ("gather", outer)
-    ),
-    parameters=(
-        HOSTS,
+    volume=_leaders_volume,
+    transfers=_leaders_transfers,
+    levels=(
         level("inner", "linear", "gather", "inside a host"),
         level("outer", "binomial", "gather", "between the leaders"),
     ),
-    limit=lambda n, hosts, inner, outer, nodes: leader_limit(n, hosts, nodes, ("gather", inner), ("gather", outer)),
-    needs_layout=True,
 )
 def gather(
     n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None
@@ -234,26 +203,18 @@ def gather(
     return assemble("gather", n, n * finer, [within, [between]], root)
 
 
-@algorithm(
+@two_level(
     "hierarchical",
     "scatter",
     summary="from the root to a leader in each host, then inside the hosts",
     reference=references.KARONIS,
     cost="(O + I) a + (O + I/H) Mb",
-    steps=lambda n, hosts, inner, outer, nodes: leader_steps(n, hosts, nodes, ("scatter", inner), ("scatter", outer)),
-    volume=lambda n, hosts, inner, outer, nodes: _leaders_volume(
-        n, hosts, nodes, ("scatter", inner), ("scatter", outer)
-    ),
-    transfers=lambda n, hosts, inner, outer, nodes: _leaders_transfers(
-        n, hosts, nodes, ("scatter", inner), ("scatter", outer)
-    ),
-    parameters=(
-        HOSTS,
+    volume=_leaders_volume,
+    transfers=_leaders_transfers,
+    levels=(
         level("inner", "linear", "scatter", "inside a host"),
         level("outer", "binomial", "scatter", "between the leaders"),
     ),
-    limit=lambda n, hosts, inner, outer, nodes: leader_limit(n, hosts, nodes, ("scatter", inner), ("scatter", outer)),
-    needs_layout=True,
 )
 def scatter(
     n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None

@@ -89,13 +89,14 @@ def export(
     protocol: Annotated[str, typer.Option(help="nccl-csv: simple, ll or ll128.")] = "simple",
 ) -> None:
     """Turn a file of rules, of whatever format, into one of another library."""
+    form = one_of(form, FORMATS[1:], "format")
     _, read = _read(path, "auto", False)
     writers: dict[str, Callable[[], Exported]] = {
         "ompi": lambda: ompi_rules.dumps(read.rules, version, layout),
         "ompi-json": lambda: ompi_rules_json.dumps(read.rules),
         "nccl-csv": lambda: nccl_tuner.dumps(read.rules, protocol),
     }
-    written = writers[one_of(form, tuple(writers), "format")]()
+    written = writers[form]()
     _report((*read.notes, *written.notes))
     _write(written.text, output)
 

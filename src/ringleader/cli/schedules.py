@@ -109,8 +109,8 @@ def verify_all(
     wrong = proved = 0
     for kind, spec in pairs:
         for n in sizes:
-            schedule = algorithms.build(kind, spec, n, root if Collective(kind).rooted else 0)
             layout = None if nodes is None else parse_nodes(nodes, n)
+            schedule = algorithms.build(kind, spec, n, root if Collective(kind).rooted else 0, layout)
             report = verify(schedule, layout, mode=mode)  # type: ignore[arg-type]
             _print_report(console, kind, spec, report)
             wrong += not report.ok
@@ -180,7 +180,7 @@ def draw(
     """A schedule as text or SVG, or the program that one rank runs."""
     layout = parse_nodes(nodes, n)
     for kind, spec in _named(name, collective):
-        schedule = algorithms.build(kind, spec, n, root)
+        schedule = algorithms.build(kind, spec, n, root, None if nodes is None else layout)
         if program is not None:
             if not 0 <= program < n:
                 raise InvalidArgument(f"--program {program}: expected a rank from 0 to {n - 1}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -30,6 +31,7 @@ __all__ = ["LOCAL_RANKS", "Request", "make_request", "run_tune", "table_of", "tu
 LOCAL_RANKS = range(2, 9)
 _SHOWN = 12
 _LEAST_BUDGET = 1.0
+_BUSY = 0.5  # load per core
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,18 @@ def run_tune(request: Request, console: Console) -> int:
     return 0
 
 
+def _warn_if_busy(console: Console) -> None:
+    load, cores = os.getloadavg()[0], _core.usable_cores()
+    if load > _BUSY * cores:
+        console.print(
+            f"[yellow]The machine is busy (load {load:.1f} on {cores} cores), which what is measured now depends on. "
+            "Tune again when it is quiet.[/yellow]",
+            highlight=False,
+        )
+
+
 def _tune(world: JobWorld | LocalWorlds, places: Sequence[Place], request: Request, console: Console) -> Tuning:
+    _warn_if_busy(console)
     settings = Settings(tuple(places), request.budget, SIZES, request.collectives, _core.usable_cores())
     return tune_places(world, settings, console)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ringleader.errors import ScheduleError
 from ringleader.formats.buffers import Memory, memory_of
 from ringleader.formats.msccl_program import RECEIVING, SENDING, Program, Step, ThreadBlock, fail
 from ringleader.formats.order import Uses, cycle, race, sequence
@@ -59,7 +60,10 @@ def order(program: Program) -> Ordered:
         shown = " waits for ".join(f"{steps[k]} in line {steps[k].line}" for k in [*turn[:6], turn[0]])
         fail(program.source, steps[turn[0]].line, f"it hangs: {shown}{' (shortened)' if len(turn) > 6 else ''}")
     threads = np.repeat(np.arange(len(blocks)), [len(block.steps) for block in blocks]).tolist()
-    clash = race(found, before, threads, lambda number: locations(program, steps[number]))
+    try:
+        clash = race(found, before, threads, lambda number: locations(program, steps[number]))
+    except ScheduleError as error:
+        fail(program.source, program.line, f"<algo>: {error}")
     if clash is not None:
         step, earlier = (steps[number] for number in clash)
         fail(

@@ -19,7 +19,10 @@ from ringleader.formats.mscclpp_plan import MAX_TEXT, SIGNALS, WAITS, Channel, O
 from ringleader.formats.order import Uses, cycle, race, sequence
 from ringleader.schedule import Schedule, check_spec, verify
 
-__all__ = ["load", "loads"]
+__all__ = ["MAX_BARRIER_WAITS", "load", "loads"]
+
+MAX_BARRIER_WAITS = 1 << 20
+"""Most waits of thread blocks for each other in all barriers."""
 
 
 def load(path: str | os.PathLike[str]) -> Schedule:
@@ -95,7 +98,10 @@ def _order(plan: Plan) -> list[int]:
         plan.fail(turn[0].path, f"it hangs: {shown}{' (shortened)' if len(turn) > 6 else ''}")
     blocks: dict[tuple[int, int], int] = {}
     threads = [blocks.setdefault((it.rank, it.block), len(blocks)) for it in operations]
-    clash = race(found, before, threads, lambda number: _uses(operations[number]))
+    try:
+        clash = race(found, before, threads, lambda number: _uses(operations[number]))
+    except ScheduleError as error:
+        plan.fail("$", str(error))
     if clash is not None:
         later, earlier = (operations[number] for number in clash)
         plan.fail(later.path, f"it uses the same chunk as {earlier.path}, and nothing says which comes first")
@@ -133,6 +139,8 @@ def _waits(plan: Plan) -> list[list[int]]:
                     plan.fail(operation.path, f"nobody gives it: GPU {channel[0]} signals GPU {channel[1]} "
                               f"{len(signals.get(channel, ()))} times on this channel")  # fmt: skip
                 before[number].append(signals[channel][turn])
+    if sum(len(members) ** 2 for members in barriers.values()) > MAX_BARRIER_WAITS:
+        plan.fail("$", f"barriers make more than {MAX_BARRIER_WAITS} waits")
     for members in barriers.values():
         wanted = plan.operations[members[0]].barrier
         if wanted is not None and len(members) != wanted[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,11 +12,28 @@ from ringleader.formats.buffers import Memory, buffer_size, memory_of
 from ringleader.formats.msccl_program import COLLECTIVES, MAX_CHUNKS, MAX_GPUS, MAX_MOVES, MAX_STEPS
 from ringleader.schedule import Collective
 
-__all__ = ["MAX_TEXT", "SIGNALS", "WAITS", "Channel", "Operation", "Plan", "fail", "parse"]
+__all__ = [
+    "MAX_CONTAINERS",
+    "MAX_DEPTH",
+    "MAX_SIGNALS",
+    "MAX_TEXT",
+    "SIGNALS",
+    "WAITS",
+    "Channel",
+    "Operation",
+    "Plan",
+    "fail",
+    "parse",
+]
 
-MAX_TEXT = 1 << 23
-"""Longest text that is read, in bytes: 8 MiB."""
-_MAX_DEPTH = 16
+MAX_TEXT = 1 << 22
+"""Longest text that is read, in bytes: 4 MiB."""
+MAX_CONTAINERS = 1 << 17
+"""Most arrays and objects."""
+MAX_DEPTH = 16
+"""How deep they may be nested."""
+MAX_SIGNALS = 1 << 16
+"""Most channels, and most uses of channels by operations."""
 
 # Operations that move data -> (most sources, most destinations).
 _MOVES = {
@@ -74,11 +92,13 @@ def parse(text: str | bytes, source: str) -> Any:
     """The JSON as Python objects, if it is not nested deeply."""
     try:
         text = text.decode() if isinstance(text, bytes) else text
+        if text.count("{") + text.count("[") > MAX_CONTAINERS:
+            fail(source, "$", f"there are more than {MAX_CONTAINERS} arrays and objects")
         depth = 0
-        for character in text:  # within a string too: no name of a plan has brackets
-            depth += (character in "[{") - (character in "]}")
-            if depth > _MAX_DEPTH:
-                fail(source, "$", f"arrays and objects are nested more than {_MAX_DEPTH} deep")
+        for bracket in re.finditer(r"[\[\]{}]", text):  # in strings too: no name of a plan has any
+            depth += 1 if bracket[0] in "[{" else -1
+            if depth > MAX_DEPTH:
+                fail(source, "$", f"arrays and objects are nested more than {MAX_DEPTH} deep")
         return json.loads(text)
     except UnicodeDecodeError as error:
         fail(source, "$", f"the text is not UTF-8: {error}")
@@ -99,7 +119,7 @@ class Plan:
     def __init__(self, document: Any, source: str) -> None:
         self.source = source
         self.operations: list[Operation] = []
-        self.moved = 0
+        self.moved = self.signals = 0
         top = self._is(document, dict, "$")
         gpus = self._member(top, "gpus", list, "$")
         n = len(gpus)
@@ -172,6 +192,11 @@ class Plan:
                 self.fail(f"{path}.{name}[{index}]", f"it is {str(item)[:40]}; expected an integer from 0 to {high}")
         return list(found)
 
+    def _count_signals(self, count: int, path: str) -> None:
+        self.signals += count
+        if self.signals > MAX_SIGNALS:
+            self.fail(path, f"there are more than {MAX_SIGNALS} channels and uses of them together")
+
     def _channels(self, rank: int) -> dict[str, list[tuple[int, int]]]:
         """For each type the channels of a GPU: the peer, and the channel's number among those of the pair."""
         path = f"$.gpus[{rank}].channels"
@@ -185,7 +210,9 @@ class Plan:
             if kind not in ("memory", "port"):
                 self.fail(f"{here}.channel_type", f"it is {kind[:40]!r}; expected memory or port")
             counted: dict[int, int] = {}
-            for peer in self._integers(channel, "connected_to", self.shape.n - 1, here):
+            peers = self._integers(channel, "connected_to", self.shape.n - 1, here)
+            self._count_signals(len(peers), here)
+            for peer in peers:
                 number = counted.get(peer, 0)
                 counted[peer] = number + 1
                 result.setdefault(kind, []).append((peer, number))
@@ -219,7 +246,9 @@ class Plan:
         made = Operation(path, name, rank, block, [], [], [])
         if name in (*SIGNALS, *WAITS):
             kind = self._member(value, "channel_type", str, path)
-            for index in self._integers(value, "channel_ids", len(own.get(kind, ())) - 1, path):
+            used = self._integers(value, "channel_ids", len(own.get(kind, ())) - 1, path)
+            self._count_signals(len(used), path)
+            for index in used:
                 peer, number = self.channels[rank][kind][own[kind][index]]
                 ends = (rank, peer) if name in SIGNALS else (peer, rank)
                 made.channels.append(Channel(*ends, kind, number))

@@ -32,9 +32,10 @@ class MpiAlgorithm:
     segmented
         It cuts the data into segments of the rule's segment size, and so does ours.
     radix
-        The fan-out that 0 stands for, where the fan-out is our parameter ``radix``; 0: it is not.
+        The fan-out that 0 stands for, where the fan-out is our parameter ``radix`` (from Open MPI 6.0 on); 0: it is
+        not.
     chains
-        The fan-out is a number of chains; only one chain is the same as ours.
+        The fan-out is a number of chains, 0 is 1; only one chain is the same as ours.
     ranks
         For how many ranks it is.
     differs
@@ -144,7 +145,7 @@ COLLECTIVES: tuple[MpiCollective, ...] = (
         _A(4, "split_binary_tree"),
         _A(5, "binary_tree", "binary_tree", segmented=True),
         _A(6, "binomial", "binomial"),
-        _A(7, "knomial", "knomial", radix=4),
+        _A(7, "knomial", "knomial"),  # of radix 4, which only a parameter of its own changes
         _A(8, "scatter_allgather", "scatter_allgather", differs="gathers along a ring, not by recursive doubling"),
         _A(9, "scatter_allgather_ring", "scatter_allgather"),
     )),

@@ -170,6 +170,8 @@ def _obstacle(
         twins = [it for it in collective.algorithms if it.ours == algorithm.ours and not it.segmented]
         if twins:  # as ring is of segmented_ring
             return f"without segments it is {twins[0].name}"
+    if algorithm.radix and "radix" in changed and not newest:
+        return "only Open MPI 6.0 and later can be told a radix"
     others = [key for key in changed if key != "segments" and not (key == "radix" and algorithm.radix)]
     return f"{name} has no {' or '.join(others)}" if others else ""
 

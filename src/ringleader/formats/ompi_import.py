@@ -76,9 +76,8 @@ def _rule(decision: Decision, notes: list[Note]) -> Rule | None:
     if not algorithm.ours:
         note("there is no such algorithm here; Ringleader's own choice stands")
         return None
-    if algorithm.chains and decision.fan != 1:
-        fan = f"{decision.fan} chains" if decision.fan else "the default number of chains (4)"
-        note(f"{fan} side by side; only one chain is the same here; Ringleader's own choice stands")
+    if algorithm.chains and decision.fan > 1:
+        note(f"it has {decision.fan} chains side by side, a chain here is one; Ringleader's own choice stands")
         return None
     low, high = max(decision.ranks.low, algorithm.ranks.low), min(decision.ranks.high, algorithm.ranks.high)
     if low > high or (low, high) != (decision.ranks.low, decision.ranks.high):

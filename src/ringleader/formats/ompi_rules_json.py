@@ -14,7 +14,7 @@ from typing import Any
 from ringleader.errors import InvalidArgument
 from ringleader.formats.exchange import Cover, Exported, Imported, Note
 from ringleader.formats.ompi_algorithms import MpiAlgorithm, MpiCollective, collective_named
-from ringleader.formats.ompi_export import blocks_of
+from ringleader.formats.ompi_export import Block, blocks_of
 from ringleader.formats.ompi_import import Decision, rules_of
 from ringleader.tune.rulefile import MAX_BYTES, MAX_RULES, Members, parse_json, shown
 from ringleader.tune.rules import ANY, LAYOUTS, Range, RuleSet
@@ -208,28 +208,35 @@ def dumps(rules: RuleSet) -> Exported:
     True
     """
     notes: list[Note] = []
-    collectives: dict[str, list[dict[str, Any]]] = {}
-    for distribution, layout in (("single-node", "shm"), ("one-per-node", "net"), ("any", "mixed")):
-        layouts_notes: list[Note] = []
-        for collective, blocks in blocks_of(rules, layout, layouts_notes, newest=True):
-            for block in blocks:
-                cells = [cell for cell in block.cells if cell.algorithm is not None]
-                entry: dict[str, Any] = {**_limits("comm_size", block.ranks, 1), "comm_rank_distribution": distribution}
-                entry["rules"] = [
-                    {
-                        **_limits("msg_size", cell.nbytes, 0),
-                        "alg": cell.algorithm.name,
-                        **({"faninout": cell.fan} if cell.fan else {}),
-                        **({"seg_size": cell.segment} if cell.segment else {}),
-                    }
-                    for cell in cells
-                    if cell.algorithm is not None
-                ]
-                collectives.setdefault(collective.name, []).append(entry)
+    tables = {}
+    for layout in LAYOUTS:
+        found: list[Note] = []
+        tables[layout] = {it.name: blocks for it, blocks in blocks_of(rules, layout, found, newest=True)}
         # That a rule is not for one of the layouts is said by the entries.
-        notes += [note for note in layouts_notes if note not in notes and f"not for {layout};" not in note.text]
+        notes += [note for note in found if note not in notes and f"not for {layout};" not in note.text]
+    collectives: dict[str, list[dict[str, Any]]] = {}
+    for name in dict.fromkeys(name for table in tables.values() for name in table):
+        collectives[name] = []
+        for distribution, layout in (("single-node", "shm"), ("one-per-node", "net"), ("any", "mixed")):
+            # A layout without rules gets an entry all the same: else one further down would be for it.
+            blocks = tables[layout].get(name, [Block(Range(1), ())])
+            collectives[name] += [_entry(block, distribution) for block in blocks]
     whole = {"rule_file_version": 3, "module": "tuned", "collectives": collectives}
     return Exported(json.dumps(whole, indent=2) + "\n", tuple(notes))
+
+
+def _entry(block: Block, distribution: str) -> dict[str, Any]:
+    rules = [
+        {
+            **_limits("msg_size", cell.nbytes, 0),
+            "alg": cell.algorithm.name,
+            **({"faninout": cell.fan} if cell.fan else {}),
+            **({"seg_size": cell.segment} if cell.segment else {}),
+        }
+        for cell in block.cells
+        if cell.algorithm is not None
+    ]
+    return {**_limits("comm_size", block.ranks, 1), "comm_rank_distribution": distribution, "rules": rules}
 
 
 def _limits(what: str, limits: Range, least: int) -> dict[str, int]:

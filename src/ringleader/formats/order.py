@@ -13,9 +13,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringleader.errors import ScheduleError
 from ringleader.formats.buffers import Memory
 
-__all__ = ["Uses", "cycle", "race", "sequence"]
+MAX_THREADS = 1024
+"""Threads up to which a clock of `race` has an entry for each of them."""
+MAX_KEPT = (1 << 23, 1 << 20)
+"""Most entries of clocks that it keeps at one time, with few threads and with more: 32 MiB, and about 80."""
+MAX_WORK = 1 << 24
+"""Most entries that it goes through, with more threads."""
+
+__all__ = ["MAX_KEPT", "MAX_THREADS", "MAX_WORK", "Uses", "cycle", "race", "sequence"]
 
 
 class Uses(NamedTuple):
@@ -86,11 +94,17 @@ def race(
     threads
         The thread of each, numbered from 0.
 
+    Raises
+    ------
+    ScheduleError
+        There are so many that following them would take much time or memory.
+
     References
     ----------
     L. Lamport: Time, clocks, and the ordering of events in a distributed system, CACM 21(7), 1978.
     """
     width = max(threads, default=0) + 1
+    few = width <= MAX_THREADS
     counted = [0] * width
     index = []  # of each within its thread, from 1
     for thread in threads:
@@ -100,22 +114,78 @@ def race(
     for waits in before:
         for wait in waits:
             waiting[wait] += 1
-    clocks: dict[int, NDArray[np.int32]] = {}
+    clocks: dict[int, _Dense | _Sparse] = {}
     history = _History()
+    kept = work = 0
     for number in order:
-        clock = np.zeros(width, np.int32)
+        clock: _Dense | _Sparse = _Dense(width) if few else _Sparse()
         for wait in before[number]:
-            np.maximum(clock, clocks[wait], out=clock)
+            other = clocks[wait]
+            clock.merge(other)
             waiting[wait] -= 1
             if not waiting[wait]:
                 del clocks[wait]
+                kept -= len(other)
         for earlier in history.add(number, uses(number)):
-            if clock[threads[earlier]] < index[earlier]:
+            if clock.of(threads[earlier]) < index[earlier]:
                 return number, earlier
-        clock[threads[number]] = index[number]
+        clock.set(threads[number], index[number])
+        work += 0 if few else len(clock) * (1 + len(before[number]))
         if waiting[number]:
             clocks[number] = clock
+            kept += len(clock)
+        if kept > MAX_KEPT[not few] or work > MAX_WORK:
+            raise ScheduleError(f"{len(order)} steps in {width} threads wait for each other in too many ways to follow")
     return None
+
+
+class _Dense:
+    """A clock with an entry for every thread."""
+
+    def __init__(self, width: int) -> None:
+        self._counts: NDArray[np.int32] = np.zeros(width, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def merge(self, other: _Dense | _Sparse) -> None:
+        """What is over for the other is over here."""
+        assert isinstance(other, _Dense)
+        np.maximum(self._counts, other._counts, out=self._counts)
+
+    def of(self, thread: int) -> int:
+        """How many things of a thread are over."""
+        return int(self._counts[thread])
+
+    def set(self, thread: int, count: int) -> None:
+        """So many things of a thread are over."""
+        self._counts[thread] = count
+
+
+class _Sparse:
+    """A clock with entries for the threads of which something is over: of thousands, few matter to each."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def merge(self, other: _Dense | _Sparse) -> None:
+        """What is over for the other is over here."""
+        assert isinstance(other, _Sparse)
+        mine = self._counts
+        for thread, count in other._counts.items():
+            if mine.get(thread, 0) < count:
+                mine[thread] = count
+
+    def of(self, thread: int) -> int:
+        """How many things of a thread are over."""
+        return self._counts.get(thread, 0)
+
+    def set(self, thread: int, count: int) -> None:
+        """So many things of a thread are over."""
+        self._counts[thread] = count
 
 
 class _History:

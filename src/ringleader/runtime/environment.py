@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ringleader.errors import InvalidArgument
 from ringleader.runtime.config import parse_setting
@@ -93,6 +94,8 @@ def detect(
         launch = replace(
             launch, master_addr=host, master_port=port, agent_store=False, store_served=False, own_address=True
         )
+        if launch.job_id.startswith(_PROXY):
+            launch = replace(launch, job_id=f"port-{port}")
     return _checked(launch)
 
 
@@ -214,8 +217,27 @@ def _mpich(env: Mapping[str, str]) -> Launch | None:
         local_size=_number(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
         launcher="MPICH variables (PMI_RANK, PMI_SIZE)",
     )
-    # Hydra names the job only in PMI_ID/PMI_JOBID with some versions; its proxy, the common parent, does always.
-    return _with_master(launch, env, env.get("PMI_JOBID") or env.get("PMI_KVSNAME") or f"hydra-{os.getppid()}")
+    # Not every version of Hydra names the job. Within a host its proxy stands for it; with an address the port does.
+    named = env.get("PMI_JOBID") or env.get("PMI_KVSNAME")
+    addressed = "MASTER_ADDR" in env or "RINGLEADER_STORE" in env
+    return _with_master(launch, env, named or (None if addressed else f"{_PROXY}{_hydra_proxy()}"))
+
+
+_PROXY = "hydra-"  # a job that is named after a process: only this host knows it so
+
+
+def _hydra_proxy() -> int:
+    """Process number of the Hydra proxy above this process, also through shells in between; else the parent's."""
+    pid = os.getppid()
+    for _ in range(16):
+        try:
+            head, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        except OSError:
+            break
+        if "(hydra_pmi" in head:
+            return pid
+        pid = int(rest.split()[1])
+    return os.getppid()
 
 
 def _slurm(env: Mapping[str, str]) -> Launch | None:

@@ -8,6 +8,7 @@ version of Ringleader) is an error.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,21 @@ from ringleader.tune.model import DEFAULT, Model
 from ringleader.tune.rules import RuleSet
 from ringleader.tune.table import Table
 
-__all__ = ["NO_FILE", "Guide", "check_agreement", "fingerprint", "own_guide", "table_path", "tell", "understand"]
+__all__ = [
+    "NO_FILE",
+    "TUNER",
+    "Guide",
+    "check_agreement",
+    "fingerprint",
+    "own_guide",
+    "table_path",
+    "tell",
+    "understand",
+]
 
 NO_FILE = "none"
+TUNER = "tuner"
+"""What reasons and explanations call the rules of the tuner's table."""
 _SPOKEN = ("algo", "proto", "wire")  # fields of Config that decide a choice, besides files
 _SILENT: tuple[tuple[str, object], ...] = (("algo", None), ("proto", None), ("proto", "auto"), ("wire", None))
 
@@ -114,6 +127,7 @@ def _usable_table(config: Config) -> tuple[Path, Table] | None:
             ", ".join(f"{key} is {mine[key]!r}" for key in differing) or "less is",
         )
         return None
+    log.info("the tuner's table %s is used: made %s, %s", path, found.created, ", ".join(found.rules))
     return path, found
 
 
@@ -151,16 +165,23 @@ def understand(told: Mapping[str, Any], config: Config, hosts: int) -> Guide:
     else:
         model = Model.from_json(found["model"], found["source"])
         if (text := found["rules"].get(table.link(hosts, config.network))) is not None:
-            sets.append(rulefile.loads(text, found["source"]))
+            sets.append(_tuned(text, found["source"]))
+    model = replace(model, one_host=hosts == 1)
     _warn_of_differences(told, config)
     common = replace(config, **{name: told[name] for name in _SPOKEN})
     return Guide(tuple(sets), model, common, told, _digest(sets, model, told))
 
 
+@functools.lru_cache(maxsize=4)  # every group that is made of this one reads the same
+def _tuned(text: str, source: str) -> RuleSet:
+    # Their lines would be those of this text, not of the file.
+    return RuleSet(tuple(replace(rule, line=0) for rule in rulefile.loads(text, source).rules), TUNER)
+
+
 def _digest(sets: list[RuleSet], model: Model, told: Mapping[str, Any]) -> str:
     from ringleader import __version__
 
-    parts = [__version__, *map(rulefile.dumps, [*sets, tune.BUILT_IN]), model.to_json()]
+    parts = [__version__, *map(rulefile.dumps, [*sets, tune.BUILT_IN]), model.to_json(), model.one_host]
     text = json.dumps([*parts, [told[name] for name in _SPOKEN]])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -251,17 +251,16 @@ def _writes_do_not_collide(schedule: Schedule) -> Finding | None:
     moves, origin = expand(table)
     shift = max(schedule.chunks, schedule.scratch_chunks)
     place = (moves["dst_rank"].astype(np.int64) * 4 + moves["dst_buffer"]) * shift + moves["dst_chunk"]
-    # Steps numbered without gaps, so that the key below cannot overflow: moves * places < 2^27 * 2^29 * 4.
+    # Steps numbered without gaps, so that the key below cannot overflow: 2 * moves * places < 2 * 2^27 * 2^29 * 4.
     step = np.cumsum(np.diff(moves["step"], prepend=moves["step"][:1]) != 0)
     keys = step * (np.int64(schedule.n) * 4 * shift) + place
     copies = moves["reduce"] == 0
-    ordered = np.sort(keys)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    if not len(twice):
+    # Of what writes one chunk, copies are sorted last: a collision is a copy after anything else.
+    ordered = np.sort(keys * 2 + copies)
+    collided = (ordered[1:] >> 1 == ordered[:-1] >> 1) & (ordered[1:] & 1 == 1)
+    if not bool(collided.any()):
         return None
-    collisions = np.isin(keys, np.intersect1d(twice, keys[copies]))
-    if not bool(collisions.any()):
-        return None
+    collisions = np.isin(keys, ordered[1:][collided] >> 1)
     first = int(np.argmax(collisions))
     others = np.flatnonzero(keys == keys[first])
     other = int(others[1])

@@ -15,10 +15,11 @@ from ringleader.torch.register import register
 
 if TYPE_CHECKING:
     from ringleader.executors.torch_p2p import run
+    from ringleader.torch.ddp import register_ddp
 
 register()
 
-__all__ = ["init_process_group", "register", "run"]
+__all__ = ["init_process_group", "register", "register_ddp", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,4 +27,8 @@ def __getattr__(name: str) -> Any:
         from ringleader.executors.torch_p2p import run
 
         return run
+    if name == "register_ddp":
+        from ringleader.torch.ddp import register_ddp
+
+        return register_ddp
     raise AttributeError(f"module 'ringleader.torch' has no attribute {name!r}")

@@ -20,6 +20,7 @@ from ringleader.runtime import calls
 from ringleader.runtime.calls import Call
 from ringleader.runtime.dtypes import ReduceOp, premul_sum
 from ringleader.torch.exchange import Exchanges, fails_later
+from ringleader.torch.registered import address_of
 from ringleader.torch.sparse import sparse_all_reduce
 from ringleader.torch.tensors import as_block, direct, equal_sizes, pack, single, unpack_into
 from ringleader.torch.work import CompositeWork, RingleaderWork, Store, seconds_of
@@ -102,18 +103,24 @@ class Collectives(Exchanges):
         x = single(tensors, "allreduce's list")
         return self._all_reduce(x, _op_of(opts), opts, tensors)
 
-    def _all_reduce(self, x: Tensor, op: ReduceOp, opts: Any, outputs: list[Tensor]) -> Any:
+    def _all_reduce(self, x: Tensor, op: ReduceOp, opts: Any, outputs: Any) -> Any:
         if x.layout is not torch.strided:
             return self._sparse_all_reduce(x, op, opts, outputs)
         channel = self._channel()
         key = ("all_reduce", op, x.dtype, x.shape)
         plan = channel.plans.get(key)
         if plan is not None and direct(x):
-            ptr = x.data_ptr()
+            ptr = address_of(x)
             return self._run(plan, ptr, ptr, opts, outputs, x)
         call = calls.all_reduce(channel.comm, x, op, None, None)
         channel.remember(key, call)
         return self._run_call(call, opts, outputs)
+
+    @fails_later
+    def average(self, x: Tensor) -> RingleaderWork:
+        """Start to average a tensor in place over all ranks; the future's value is the tensor. For DDP's hooks."""
+        work: RingleaderWork = self._all_reduce(x, ReduceOp.AVG, None, x)
+        return work
 
     def _sparse_all_reduce(self, x: Tensor, op: ReduceOp, opts: Any, outputs: list[Tensor]) -> Any:
         """On this thread: each of its steps needs the results of the one before."""

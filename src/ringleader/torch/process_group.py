@@ -21,7 +21,7 @@ from ringleader.runtime.communicator import Communicator, connect
 from ringleader.runtime.config import Config
 from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.store import LocalStore
-from ringleader.torch import channel, collectives, exchange, futures, sparse, tensors, work
+from ringleader.torch import channel, collectives, exchange, futures, registered, sparse, tensors, work
 from ringleader.torch.channel import Channel
 from ringleader.torch.collectives import Collectives
 from ringleader.torch.dynamo import skip_frames
@@ -195,6 +195,8 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         """Leave the group, within 2 s whatever the other ranks do; `destroy_process_group` calls it."""
         for each in self._channels():
             each.close()
+        self._holder.sweep()
+        registered.release_dead()
         self._finalizer()
 
 
@@ -227,4 +229,4 @@ def create(options: Any, backend_options: Any) -> ProcessGroupRingleader:
         raise torch_error(error) from error
 
 
-skip_frames([channel, collectives, exchange, futures, sparse, tensors, work, sys.modules[__name__]])
+skip_frames([channel, collectives, exchange, futures, registered, sparse, tensors, work, sys.modules[__name__]])

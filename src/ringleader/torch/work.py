@@ -229,9 +229,13 @@ class Holder:
         except (RuntimeError, StopIteration):  # another thread changed the dictionary: the next call prunes
             pass
         if len(live) >= self._limit:
-            for each in list(live.values()):
-                if each.is_completed():
-                    live.pop(id(each), None)
+            self.sweep()
             self._limit = 64 + 2 * len(live)
         live[id(work)] = work
         return work
+
+    def sweep(self) -> None:
+        """Let go of all that is complete."""
+        for each in list(self._live.values()):
+            if each.is_completed():
+                self._live.pop(id(each), None)

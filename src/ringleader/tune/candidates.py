@@ -38,7 +38,8 @@ def possible(collective: str, nbytes: int, nodes: Sequence[int]) -> list[Trial]:
     n = len(nodes)
     protocols = ("push", "pull") if len(set(nodes)) < n else ("push",)
     found = []
-    for name in names(collective):
+    # Of algorithms that are the same here, the first stays: the plain one, not the general one with these parameters.
+    for name in sorted(names(collective), key=lambda name: _plainness(collective, name)):
         specs = [name]
         if "segments" in get(collective, name).defaults:
             specs += [f"{name}:segments={k}" for k in _SEGMENTS if nbytes // n // k >= _SMALLEST_SEGMENT]
@@ -49,6 +50,11 @@ def possible(collective: str, nbytes: int, nodes: Sequence[int]) -> list[Trial]:
                 continue
             found += [Trial(collective, canonical(collective, spec), protocol, nbytes) for protocol in protocols]
     return found
+
+
+def _plainness(collective: str, name: str) -> tuple[bool, int, str]:
+    entry = get(collective, name)
+    return entry.needs_layout, len(entry.parameters), name
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,7 +14,6 @@ K. E. Schauser, C. Scheiman: LogGP: incorporating long messages into the LogP mo
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from ringleader.schedule import Schedule
 from ringleader.schedule.types import Buffer
 from ringleader.tune.model import DEFAULT, Model, Parameters
 
-__all__ = ["Cost", "Work", "features", "predict", "work_of"]
+__all__ = ["Cost", "Work", "features", "footprint", "predict", "work_of"]
 
 # A larger schedule is costed by its closed formula: reading millions of transfers takes longer than a choice may.
 _MOST_CELLS = 1 << 18  # steps x ranks
@@ -170,7 +169,9 @@ def features(work: Work, nbytes: int, model: Model) -> NDArray[np.float64]:
     for name, amount in amounts.items():
         best[rows, _COLUMN[name]] = amount[rows, slowest]
     times = alone[rows, slowest]
-    for members in _nodes_with_fewer_cores(work.nodes, model.cores):
+    for members in _sharing(work.nodes, model):
+        if len(members) <= model.cores:
+            continue
         crowded = _crowded(amounts, members, model.cores, windows)
         took = crowded @ model.parameters.values()
         later = took > times
@@ -179,14 +180,23 @@ def features(work: Work, nbytes: int, model: Model) -> NDArray[np.float64]:
     return counted
 
 
-def _nodes_with_fewer_cores(nodes: Sequence[int], cores: int) -> list[NDArray[np.intp]]:
-    place = np.asarray(nodes)
-    groups = [np.flatnonzero(place == node) for node in dict.fromkeys(nodes)]
-    return [members for members in groups if len(members) > cores]
+def _sharing(nodes: tuple[int, ...], model: Model) -> list[list[int]]:
+    """Ranks that share cores: those of a node, or all."""
+    if model.one_host:
+        return [list(range(len(nodes)))]
+    groups: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        groups.setdefault(node, []).append(rank)
+    return list(groups.values())
+
+
+def footprint(nodes: tuple[int, ...], nbytes: float, model: Model) -> float:
+    """Bytes of data of all ranks that share a machine: what its caches have to hold; corrections go by it."""
+    return nbytes * max(map(len, _sharing(nodes, model)))
 
 
 def _crowded(
-    amounts: dict[str, NDArray[np.float64]], members: NDArray[np.intp], cores: int, windows: float
+    amounts: dict[str, NDArray[np.float64]], members: list[int], cores: int, windows: float
 ) -> NDArray[np.float64]:
     """Per step, what counts where a node's ranks share its cores: their work together, and the changes of hands."""
     steps = len(next(iter(amounts.values())))
@@ -194,8 +204,10 @@ def _crowded(
     for name, amount in amounts.items():
         mine = amount[:, members]
         result[:, _COLUMN[name]] = mine.max(axis=1) if name in _WAITING else mine.sum(axis=1) / cores
-    busy = np.any([amount[:, members] > 0 for amount in amounts.values()], axis=0)
-    result[:, _COLUMN["switch"]] = np.maximum(busy.sum(axis=1) / cores - 1.0, 0.0) * windows
+    talking = amounts["net_message"][:, members] > 0
+    working = np.any([amount[:, members] > 0 for amount in amounts.values()], axis=0) & ~talking
+    for name, busy in (("switch", working), ("net_switch", talking)):
+        result[:, _COLUMN[name]] = np.maximum(busy.sum(axis=1) / cores - 1.0, 0.0) * windows
     return result
 
 
@@ -252,7 +264,9 @@ def predict(
         counted = features(work, nbytes, model)
     else:
         counted = _closed(steps, volume * nbytes, nodes, model)
-    seconds = float(counted @ model.parameters.values()) * model.correction(_name_of(nodes), nbytes)
+    seconds = float(counted @ model.parameters.values()) * model.correction(
+        _name_of(nodes), footprint(nodes, nbytes, model)
+    )
     return Cost(steps, volume * nbytes, seconds)
 
 
@@ -267,7 +281,7 @@ def _name_of(nodes: Sequence[int]) -> str:
     return "shm" if distinct == 1 else "net" if distinct == len(nodes) else "mixed"
 
 
-def _closed(steps: float, volume: float, nodes: Sequence[int], model: Model) -> NDArray[np.float64]:
+def _closed(steps: float, volume: float, nodes: tuple[int, ...], model: Model) -> NDArray[np.float64]:
     """The same from the algorithm's formula alone, each step as slow as the slowest link of the layout."""
     result = np.zeros(len(_COLUMN))
     result[_COLUMN["call"]] = 1.0
@@ -276,8 +290,8 @@ def _closed(steps: float, volume: float, nodes: Sequence[int], model: Model) -> 
         if len(set(nodes)) == 1
         else {"net_hop": steps, "net_message": 2 * steps, "net_byte": 2 * volume, "wire_byte": volume}
     )
-    crowd = max(Counter(nodes).values()) / model.cores
+    crowd = footprint(nodes, 1, model) / model.cores
     for name, amount in names.items():
         result[_COLUMN[name]] = amount * (1.0 if name in _WAITING else max(crowd, 1.0))
-    result[_COLUMN["switch"]] = steps * max(crowd - 1.0, 0.0)
+    result[_COLUMN["switch" if len(set(nodes)) == 1 else "net_switch"]] = steps * max(crowd - 1.0, 0.0)
     return result

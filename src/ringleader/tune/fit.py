@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.errors import InvalidArgument
-from ringleader.tune.cost import Work, features
+from ringleader.tune.cost import Work, features, footprint
 from ringleader.tune.model import DECADES, Model, Parameters
 
 __all__ = ["Errors", "Observation", "errors", "fit", "nonnegative_least_squares"]
@@ -137,7 +137,7 @@ def _corrections(observations: Sequence[Observation], model: Model) -> dict[str,
     result = {}
     for layout in sorted({o.layout for o in observations}):
         mine = [o for o in observations if o.layout == layout]
-        place = np.log10([max(o.nbytes, 1) for o in mine])
+        place = np.log10([max(footprint(o.work.nodes, o.nbytes, model), 1) for o in mine])
         missing = np.log([o.seconds / max(_plain(o, model), 1e-12) for o in mine])
         factors = []
         for decade in range(DECADES):
@@ -152,6 +152,10 @@ def _plain(observation: Observation, model: Model) -> float:
     return float(features(observation.work, observation.nbytes, model) @ model.parameters.values())
 
 
+def _correction(observation: Observation, model: Model) -> float:
+    return model.correction(observation.layout, footprint(observation.work.nodes, observation.nbytes, model))
+
+
 def errors(observations: Sequence[Observation], model: Model) -> Errors:
     """How far the model is off; observations that it was not fitted to say what it is worth.
 
@@ -162,6 +166,6 @@ def errors(observations: Sequence[Observation], model: Model) -> Errors:
     """
     if not observations:
         raise InvalidArgument("no observations to compare the model with; expected at least one")
-    ratios = np.array([_plain(o, model) * model.correction(o.layout, o.nbytes) / o.seconds for o in observations])
+    ratios = np.array([_plain(o, model) * _correction(o, model) / o.seconds for o in observations])
     off = np.maximum(ratios, 1 / np.maximum(ratios, 1e-12)) - 1.0
     return Errors(float(np.median(off)), float(np.percentile(off, 90)), len(observations))

@@ -53,7 +53,9 @@ class Parameters:
     wire_byte
         A byte through the busier direction of a rank's connections: 1 / bandwidth (s/B).
     switch
-        For a step, per rank beyond the first that shares a core: the core changes hands (s).
+        For a step within a node, per rank beyond the first that shares a core: the core changes hands (s).
+    net_switch
+        The same for a step with messages: the rank has slept in the kernel and is woken (s).
     """
 
     call: float
@@ -68,6 +70,7 @@ class Parameters:
     net_byte: float
     wire_byte: float
     switch: float
+    net_switch: float
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -88,11 +91,14 @@ class Model:
     parameters
         See `Parameters`.
     corrections
-        Layout (``shm``, ``net``, ``mixed``) to `DECADES` factors: measured over predicted time at 1 B, 10 B, ...
+        Layout (``shm``, ``net``, ``mixed``) to `DECADES` factors: measured over predicted time where the ranks of a
+        machine have 1 B, 10 B, ... together (see `cost.footprint`).
     slot_bytes
         Bytes of a staging slot in shared memory (RINGLEADER_BUFFSIZE): more staged data takes several windows.
     cores
         Cores of a node that its ranks share; more ranks than these take turns.
+    one_host
+        All nodes are on one machine and share its cores: TCP over loopback.
     source
         Where the numbers come from, for people.
     """
@@ -101,6 +107,7 @@ class Model:
     corrections: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     slot_bytes: int = 512 << 10
     cores: int = AMPLE
+    one_host: bool = False
     source: str = "built-in"
 
     def correction(self, layout: str, nbytes: float) -> float:
@@ -159,7 +166,7 @@ class Model:
             corrections[layout] = tuple(_number(f, 1 / _STRONGEST, _STRONGEST, where) for f in factors)
         slot = _number(raw["slot_bytes"], 1.0, float(1 << 40), f"{source}: model.slot_bytes")
         cores = _number(raw["cores"], 1.0, float(AMPLE), f"{source}: model.cores")
-        return cls(Parameters(**parameters), corrections, int(slot), int(cores), source)
+        return cls(Parameters(**parameters), corrections, int(slot), int(cores), source=source)
 
 
 def _keys(raw: Any, expected: tuple[str, ...], where: str) -> None:
@@ -174,21 +181,23 @@ def _number(raw: Any, low: float, high: float, where: str) -> float:
     return float(raw)
 
 
-# Fitted by `ringleader tune` on 2 cores of an AMD EPYC (Zen 5) virtual machine, TCP over loopback. Ratios between the
-# kinds of work carry over to other machines; absolute values do not, and a real network is slower: tune there.
+# Fitted to tasks measured on 2 cores of an AMD EPYC (Zen 5) virtual machine, rounded; TCP was loopback, which has no
+# wire: its bandwidth is that of a 10 Gbit/s network. Ratios between kinds of work carry over to other machines,
+# absolute values do not: tune there.
 DEFAULT = Model(
     Parameters(
-        call=0.3e-6,
-        window=0.5e-6,
+        call=0.6e-6,
+        window=8e-6,
         shm_hop=0.3e-6,
-        shm_op=0.05e-6,
-        push_byte=1 / 10e9,
-        pull_byte=1 / 10e9,
-        reduce_byte=1 / 8e9,
-        net_hop=8e-6,
-        net_message=3e-6,
+        shm_op=0.03e-6,
+        push_byte=1 / 23e9,
+        pull_byte=1 / 30e9,
+        reduce_byte=1 / 20e9,
+        net_hop=4.5e-6,
+        net_message=0.5e-6,
         net_byte=1 / 5e9,
-        wire_byte=1 / 10e9,
-        switch=1.5e-6,
+        wire_byte=1 / 1.2e9,
+        switch=1.4e-6,
+        net_switch=10e-6,
     )
 )

@@ -129,8 +129,21 @@ def race(
             if len(field) == 1:
                 break
     finalists = {trial: measured[trial] for trial in field}
+    best = winner(finalists, incumbents)
+    if incumbents and incumbents[0] not in finalists:
+        # It was out early, which bad luck can do: who takes its place has to beat it at another time as well.
+        duel = [best, incumbents[0]]
+        sample = measure(duel, seconds, blocks)
+        elapsed += sample.elapsed
+        together = len(measured[incumbents[0]])  # rounds in which both were measured
+        again = {
+            trial: [*measured[trial][:together], list(row)] for trial, row in zip(duel, sample.blocks, strict=True)
+        }
+        best = winner(again, incumbents)
+        for trial in duel:
+            measured[trial].append(again[trial][-1])
     times = {trial: estimate(rows) for trial, rows in measured.items()}
-    return Outcome(winner(finalists, incumbents), times, elapsed)
+    return Outcome(best, times, elapsed)
 
 
 def _remaining(field: Sequence[Trial], measured: dict[Trial, list[list[float]]]) -> list[Trial]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ringleader.algorithms import MAX_TRANSFERS, canonical, check, names
+from ringleader.algorithms import MAX_TRANSFERS, canonical, check, names, parse_spec
 from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import predict
@@ -67,12 +67,17 @@ class Choice:
 # ------------------------------------------------------------------------------------------------ rules
 
 
-def problem(situation: Situation, spec: str) -> str:
-    """Why an algorithm cannot run in this situation; empty if it can."""
+def problem(situation: Situation, spec: str, channels: int = 0) -> str:
+    """Why an algorithm cannot run in this situation, in so many copies; empty if it can."""
     try:
         check(situation.collective, spec, situation.n, nodes=situation.nodes)
     except InvalidArgument as error:
         return str(error)
+    if channels > 1:
+        entry, values = parse_spec(situation.collective, spec)
+        rows = channels * entry.transfers(situation.n, **entry.arguments(values, situation.nodes))
+        if rows > MAX_TRANSFERS:
+            return f"{spec!r} on {channels} channels needs {rows} transfers; at most {MAX_TRANSFERS}: use fewer"
     return ""
 
 
@@ -101,7 +106,7 @@ def ruled(situation: Situation, sets: Sequence[RuleSet]) -> Iterator[Ruled]:
                 yield rules, rule, "", ""
                 continue
             spec = spec_of(rule, situation)
-            yield rules, rule, spec, forbidden.get(spec.partition(":")[0]) or problem(situation, spec)
+            yield rules, rule, spec, forbidden.get(spec.partition(":")[0]) or problem(situation, spec, rule.channels)
 
 
 def select_wire(

@@ -41,7 +41,7 @@ _BLOCK = 2e-3  # seconds
 _SMALL = 64 * KIB  # tasks of so many bytes take next to nothing anywhere
 _TASK_BLOCKS, _BLOCKS, _ROUNDS = 4, 4, 3
 _MOST_TIMES_BLOCKS = 3  # where there is time
-_MOST_CANDIDATES, _CANDIDATES, _FEWEST_CANDIDATES = 12, 6, 2
+_MOST_CANDIDATES, _CANDIDATES, _FEWEST_CANDIDATES = 16, 6, 2
 _CONVINCING = 0.1  # gain that an expectation alone must promise
 _OVERHEAD = 3e-3  # seconds of a measurement besides its iterations
 
@@ -131,7 +131,8 @@ class Tuner:
     def run(self) -> Tuning:
         """Measure, fit, choose and check."""
         self._began = self.clock()
-        model = replace(DEFAULT, cores=self.settings.cores, source="tuned")
+        one_host = all(place.hosts == 1 for place in self.settings.places)
+        model = replace(DEFAULT, cores=self.settings.cores, one_host=one_host, source="tuned")
         model = self._tasks(model)
         points = self._races(Experience(model))
         model = fit(self._observations, model)
@@ -272,7 +273,7 @@ def _for_tasks(places: Sequence[Place], cores: int) -> list[Place]:
 
 def _tasks_of(place: Place, largest: int, cores: int) -> list[Trial]:
     """Tasks, and two algorithms as they are. Where ranks share cores, pairs would measure the others' waiting."""
-    crowded = place.layout == "shm" and place.ranks > cores
+    crowded = place.hosts == 1 and place.ranks > cores
     trials = [t for t in tasks(place.nodes, largest) if not crowded or t.algorithm == "rotate"]
     whole = itertools.product(("one_shot", "ring"), (8, 64 * KIB, MIB, 16 * MIB))
     return trials + [Trial("all_reduce", name, "push", nbytes) for name, nbytes in whole if nbytes <= largest]

@@ -1,0 +1,52 @@
+"""Hosts of several ranks: what is chosen by itself sends little between them, in every format, with equal bits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .conftest import Hosts, outputs
+
+SCRIPT = """
+import hashlib, json, numpy as np, ringleader as rl
+
+def digest(x):
+    return hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
+
+with rl.init(timeout=60) as comm:
+    seen = []
+    for size in (1000, 50_000, 400_000):
+        mine = np.random.default_rng([comm.rank, size]).standard_normal(size, np.float32)
+        want = sum(np.random.default_rng([r, size]).standard_normal(size, np.float32).astype(float)
+                   for r in range(comm.size))
+        for algorithm, wire in ((None, "f32"), ("ring", "f32"), (None, "int8")):
+            x = mine.copy()
+            before = comm.counters()["bytes_sent_net"]
+            comm.all_reduce(x, algorithm=algorithm, wire=wire)
+            sent = comm.counters()["bytes_sent_net"] - before
+            error = float(np.abs(x - want).max())
+            seen.append([size * 4, comm.last_choice.algorithm, wire, sent, error, digest(x)])
+    print(json.dumps({"nodes": comm.nodes, "seen": seen}))
+"""
+
+
+@pytest.mark.parametrize("each", [(3, 3), (3, 2)])
+def test_the_built_in_choice_crosses_the_network_least_often(hosts: Hosts, each: tuple[int, ...]) -> None:
+    ranks = []
+    for code, out, err in outputs(hosts.start_job(SCRIPT, each)):
+        assert code == 0, err
+        ranks.append(json.loads(out))
+    assert ranks[0]["nodes"] == [0] * each[0] + [1] * each[1]
+    for point in range(9):
+        nbytes, algorithm, wire, *_ = ranks[0]["seen"][point]
+        assert len({rank["seen"][point][5] for rank in ranks}) == 1  # all ranks hold the same bits
+        assert max(rank["seen"][point][4] for rank in ranks) < (1e-3 if wire == "f32" else 0.5)
+        by_rank = [rank["seen"][point][3] for rank in ranks]
+        sent = sum(by_rank[: each[0]]), sum(by_rank[each[0] :])
+        if algorithm == "ring":
+            assert max(sent) > 1.5 * nbytes
+            continue
+        assert algorithm.partition(":")[0] in ("hierarchical", "hierarchical_leader")
+        share = 1.0 if wire == "f32" else 0.27
+        assert max(sent) < 1.01 * share * nbytes + 2000  # and the heads of the messages
