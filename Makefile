@@ -77,7 +77,7 @@ test: setup
 
 # Proves every algorithm, as a schedule and lowered, for n = 1..64, 100, 128, 255 and 256.
 verify-all: setup
-	$(BIN)/python tests/pure/sweep_algorithms.py
+	PYTHONPATH=tests $(BIN)/python tests/pure/sweep_algorithms.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -35,7 +35,7 @@ class World:
             self.close(force=True)
             raise AssertionError(f"{mpi}, {ranks} ranks did not start: {self._process.communicate()[0]}") from error
 
-    def ask(self, function: str, *arguments: Any, timeout: float = 60) -> list[Any]:
+    def ask(self, function: str, *arguments: Any, timeout: float = 100) -> list[Any]:
         """What a function of mpi_rank returns on all ranks."""
         self._connection.send((function, *arguments))
         if not self._connection.poll(timeout):
@@ -131,6 +131,7 @@ class _Mpi(CollectiveConformance):
 
 class TestOpenMpi(_Mpi):
     mpi = "openmpi"
+    counts = (*range(10), 31, 33, 128, 1000)
 
 
 class TestMpich(_Mpi):

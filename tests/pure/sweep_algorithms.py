@@ -1,7 +1,8 @@
 """The full sweep: every algorithm at n = 1..64, 100, 128, 255, 256, proved by verify.
 
-``python tests/pure/sweep_algorithms.py`` proves the schedules and the programs that they are lowered to; with
-``--schedules-only`` it needs no native core. Exits with 1 and a list if anything is wrong.
+``PYTHONPATH=tests python tests/pure/sweep_algorithms.py`` (``make verify-all``) proves the schedules and the programs
+that they are lowered to; with ``--schedules-only`` it needs no native core. Exits with 1 and a list if anything is
+wrong.
 """
 
 from __future__ import annotations

@@ -190,8 +190,8 @@ class Planner:
         if chosen.channels > 1:
             schedule = schedule.split(chosen.channels)
         lowered = lower(schedule, self._nodes, push=chosen.protocol != "pull", wire=wire != "f32")
-        # The protocol decides who copies, so ranks that differ in it must not meet: it is part of the fingerprint. So is
-        # the schedule itself: under one name, a user's algorithm or file might differ from rank to rank.
+        # The protocol decides who copies, so ranks that differ in it must not meet: it is part of the fingerprint. So
+        # is the schedule itself: under one name, a user's algorithm or file might differ from rank to rank.
         channels = f"/channels={chosen.channels}" if chosen.channels > 1 else ""
         identity = algorithms.algorithm_hash(f"{chosen.algorithm}/{chosen.protocol}{channels}/{schedule.fingerprint}")
         operation, factor = (NO_OP, 1.0) if op is None else (op.code, op.factor)

@@ -8,6 +8,7 @@ version of Ringleader) is an error.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -164,13 +165,17 @@ def understand(told: Mapping[str, Any], config: Config, hosts: int) -> Guide:
     else:
         model = Model.from_json(found["model"], found["source"])
         if (text := found["rules"].get(table.link(hosts, config.network))) is not None:
-            rules = rulefile.loads(text, found["source"]).rules
-            # Their lines would be those of this text, not of the file.
-            sets.append(RuleSet(tuple(replace(rule, line=0) for rule in rules), TUNER))
+            sets.append(_tuned(text, found["source"]))
     model = replace(model, one_host=hosts == 1)
     _warn_of_differences(told, config)
     common = replace(config, **{name: told[name] for name in _SPOKEN})
     return Guide(tuple(sets), model, common, told, _digest(sets, model, told))
+
+
+@functools.lru_cache(maxsize=4)  # every group that is made of this one reads the same
+def _tuned(text: str, source: str) -> RuleSet:
+    # Their lines would be those of this text, not of the file.
+    return RuleSet(tuple(replace(rule, line=0) for rule in rulefile.loads(text, source).rules), TUNER)
 
 
 def _digest(sets: list[RuleSet], model: Model, told: Mapping[str, Any]) -> str:

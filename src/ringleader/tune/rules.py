@@ -197,4 +197,5 @@ class RuleSet:
         'mine.json, line 3 (rule 1)'
         """
         place = f", line {rule.line}" if rule.line else ""
-        return f"{self.source}{place} (rule {self.rules.index(rule) + 1})"
+        number = next(number for number, mine in enumerate(self.rules, 1) if mine is rule)
+        return f"{self.source}{place} (rule {number})"
