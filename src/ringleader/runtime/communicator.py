@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import os
 import time
@@ -75,7 +76,7 @@ class Communicator(PersistentCollectives, Messages):
         self._live = LiveWorks()
         self._known = OrderedDict()
         self._barriers = {}
-        self._last_choice: Choice | None = None
+        self._last_choice = None
         self._made: Counter[Any] = Counter()
         self._forked = False
         job.acquire()
@@ -102,7 +103,8 @@ class Communicator(PersistentCollectives, Messages):
     @property
     def last_choice(self) -> Choice | None:
         """Algorithm, protocol and number of windows of this rank's latest collective, and why."""
-        return self._last_choice
+        choice: Choice | None = self._last_choice
+        return choice
 
     @property
     def lost_ranks(self) -> list[int]:
@@ -312,8 +314,7 @@ class Communicator(PersistentCollectives, Messages):
     def _leave(self, limit: float) -> None:
         if self._finalizer.detach() is not None:
             self._core.close(limit)
-            self._known.clear()
-            self._barriers.clear()
+            self._forget_calls()
             self._planner.clear()
             self._job.release()
 
@@ -327,6 +328,16 @@ class Communicator(PersistentCollectives, Messages):
 
     def __repr__(self) -> str:
         return f"<Communicator {self.name}: rank {self.rank} of {self.size}, {self.state}>"
+
+
+def _put_short_way_first() -> None:
+    """Put the native short way before the verbs' methods, whose names, documentation and signatures it takes on."""
+    for code, (name, positional) in enumerate(Communicator.VERBS.items()):
+        method = getattr(Communicator, name)
+        setattr(Communicator, name, functools.update_wrapper(_core.Verb(method, code, positional), method))
+
+
+_put_short_way_first()
 
 
 def connect(
@@ -359,6 +370,7 @@ def connect(
         local_ranks = max(local_ranks, min(size, job.launch.local_size or 1))
         options = {
             "slot_bytes": config.buffsize,
+            "inline_bytes": config.inline_limit,
             "p2p_ring_bytes": config.p2p_buffsize,
             "usable_cores": _core.usable_cores(),
             "local_ranks": local_ranks,
@@ -408,7 +420,7 @@ def _leave_all() -> None:
 def _after_fork_in_child() -> None:
     for comm in list(_open):
         comm._forked = True
-        comm._known.clear()  # the short way would not ask
+        comm._forget_calls()  # the short way would not ask
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -210,6 +210,10 @@ SETTINGS: tuple[Setting, ...] = (
         "Size of a staging slot in shared memory; a communicator has two per rank.",
     ),
     Setting(
+        "INLINE_LIMIT", _size(0, 16 << 10), "bytes from 0 to 16K, with K", "8K",
+        "Up to so many bytes per rank, one-step collectives within a host carry data beside their flags; 0 never.",
+    ),
+    Setting(
         "P2P_BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "64K",
         "Size of the shared-memory ring of a send/recv pair.",
     ),
@@ -321,6 +325,7 @@ class Config:
     min_nchannels: int = 1
     max_nchannels: int = _MAX_CHANNELS
     buffsize: int = 512 << 10
+    inline_limit: int = 8 << 10
     p2p_buffsize: int = 64 << 10
     spin_us: int | None = None
     yield_us: int | None = None

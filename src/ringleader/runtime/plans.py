@@ -93,12 +93,14 @@ class Choice(NamedTuple):
     reason: str
     wire: str = "f32"
     channels: int = 0
+    inlined: bool = False  # small data beside the flags, see docs/architecture.md
 
     def __str__(self) -> str:
         wire = "" if self.wire == "f32" else f", {self.wire} between nodes"
         channels = f", {self.channels} channels" if self.channels else ""
         windows = f", {self.windows} windows" if self.windows > 1 else ""
-        how = f"{self.algorithm} ({self.protocol}{channels}{wire}{windows})"
+        inlined = ", inline" if self.inlined else ""
+        how = f"{self.algorithm} ({self.protocol}{inlined}{channels}{wire}{windows})"
         return f"{self.collective} of {self.nbytes} bytes: {how} because {self.reason}"
 
 
@@ -200,8 +202,9 @@ class Planner:
         )
         reason = "; ".join(filter(None, (chosen.reason, ruled)))
         choice = Choice(
-            collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, reason, wire, chosen.channels
-        )
+            collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, reason, wire, chosen.channels,
+            plan.inlined,
+        )  # fmt: skip
         self._announce(choice)
         return Planned(plan, choice)
 

@@ -1,0 +1,58 @@
+// Plan: running it on the calling thread, or starting it. Waiting happens without the GIL, in slices after which signals are handled.
+#include "bind/plan.hpp"
+
+#include <string>
+
+#include "bind/bind.hpp"
+
+namespace nb = nanobind;
+
+namespace ringleader {
+
+namespace {
+
+constexpr std::uint64_t kHoldBytes = 256 << 10;  // with more to do than this the GIL is released before the work, not only before waiting
+
+void require_pointers(const Plan& plan, std::uintptr_t in, std::uintptr_t out) {
+  if ((plan.in_bytes && !in) || (plan.out_bytes && !out))
+    throw Error(ErrorKind::invalid, std::string(name(plan.lowered()->collective)) + ": the " + (plan.in_bytes && !in ? "input" : "output") +
+                                        " pointer is null, but this rank has one of " +
+                                        std::to_string(plan.in_bytes && !in ? plan.in_bytes : plan.out_bytes) + " bytes");
+}
+
+}  // namespace
+
+void handle_signals() {
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
+  require_pointers(*self.plan, in, out);
+  Call call(*self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout);
+  if (self.plan->nbytes <= kHoldBytes && call.spin()) return;
+  for (;;) {
+    bool done;
+    {
+      nb::gil_scoped_release released;
+      done = call.advance(Clock::now() + kSlice);
+    }
+    if (done) return;
+    handle_signals();  // leaving by an exception abandons the call, which aborts the communicator
+  }
+}
+
+PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
+  require_pointers(*self.plan, in, out);
+  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout)};
+}
+
+void bind_plan(nb::module_& m) {
+  nb::class_<PyPlan>(m, "Plan")
+      .def("run", &run_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
+      .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
+      .def_prop_ro("nbytes", [](PyPlan& self) { return self.plan->nbytes; })
+      .def_prop_ro("windows", [](PyPlan& self) { return self.plan->windows; })
+      .def_prop_ro("inlined", [](PyPlan& self) { return self.plan->inlined; });
+}
+
+}  // namespace ringleader
