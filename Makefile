@@ -104,7 +104,8 @@ export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
 ADDRESS := address,undefined
 # Where the tests of the UCX transport find libucp: the package that `dev` installs, else the system's; without both they are skipped.
-UCX = RINGLEADER_UCX_LIBRARY=$${RINGLEADER_UCX_LIBRARY:-$$(ls $(VENV)/lib/python*/site-packages/libucx/lib/libucp.so.0 \
+# UCX patches mmap and its kin to hear of them, which TSan does not survive.
+UCX = UCX_MEM_EVENTS=n RINGLEADER_UCX_LIBRARY=$${RINGLEADER_UCX_LIBRARY:-$$(ls $(VENV)/lib/python*/site-packages/libucx/lib/libucp.so.0 \
 	2>/dev/null || echo libucp.so.0)}
 
 define native_build
