@@ -1,6 +1,6 @@
 // The short way from a Python call to a plan, for calls that repeat an earlier one on plain NumPy arrays: `Lane` remembers
-// such calls, `Verb` is the method that asks it first and falls back on the documented Python method, `Operation` is a call bound to its
-// arrays. Raw CPython, because a call here is to cost some tens of nanoseconds.
+// such calls, `Verb` is the method that asks it first and falls back on the documented Python method. Raw CPython, because a call here is
+// to cost some tens of nanoseconds.
 //
 // Invariant: whatever the long way (runtime/calls.py) checks follows from the key (types, shapes, operator, root, algorithm, wire
 // format) or is checked again here (contiguous, writable, not overlapping); the state of the communicator is checked by the core.
@@ -16,6 +16,7 @@
 #include "bind/array_view.hpp"
 #include "bind/bind.hpp"
 #include "bind/plan.hpp"
+#include "bind/types.hpp"
 
 namespace nb = nanobind;
 
@@ -196,26 +197,6 @@ PyObject* lane_learn(PyObject* object, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// ---- running
-
-// False with a Python error set.
-bool run_raising(PyPlan& plan, std::uintptr_t in, std::uintptr_t out, double timeout) {
-  try {
-    run_plan(plan, in, out, timeout);
-    return true;
-  } catch (const Error& error) {
-    const nb::object instance = to_python(error);
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
-  } catch (nb::python_error& error) {
-    error.restore();
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return false;
-}
-
 // ---- Verb: a method of communicators
 
 struct Verb {
@@ -347,89 +328,7 @@ PyObject* verb_get(PyObject* self, PyObject* instance, PyObject*) {
   return PyMethod_New(self, instance);
 }
 
-// ---- Operation: the base class of persistent operations
-
-struct Operation {
-  PyObject_HEAD
-  PyObject* plan;
-  PyObject* result;
-  PyPlan* native;  // null: `_call` does it
-  std::uintptr_t in, out;
-  double timeout;
-};
-
-PyObject* operation_new(PyTypeObject* type, PyObject*, PyObject*) { return type->tp_alloc(type, 0); }
-
-// _bind(plan, in_ptr, out_ptr, result, timeout)
-PyObject* operation_bind(PyObject* object, PyObject* args) {
-  auto* self = reinterpret_cast<Operation*>(object);
-  PyObject *plan, *result;
-  unsigned long long in = 0, out = 0;
-  double timeout = 0;
-  if (!PyArg_ParseTuple(args, "OKKOd", &plan, &in, &out, &result, &timeout)) return nullptr;
-  PyPlan* native = nullptr;
-  if (!nb::try_cast<PyPlan*>(nb::handle(plan), native) || native == nullptr) {
-    PyErr_SetString(PyExc_TypeError, "expected a Plan");
-    return nullptr;
-  }
-  Py_XSETREF(self->plan, Py_NewRef(plan));
-  Py_XSETREF(self->result, Py_NewRef(result));
-  self->native = native;
-  self->in = static_cast<std::uintptr_t>(in);
-  self->out = static_cast<std::uintptr_t>(out);
-  self->timeout = timeout;
-  Py_RETURN_NONE;
-}
-
-PyObject* operation_call(PyObject* object, PyObject* args, PyObject* named) {
-  auto* self = reinterpret_cast<Operation*>(object);
-  if (PyTuple_GET_SIZE(args) != 0 || (named != nullptr && PyDict_GET_SIZE(named) != 0)) {
-    PyErr_SetString(PyExc_TypeError, "a persistent operation takes no arguments: it is bound to its arrays");
-    return nullptr;
-  }
-  if (self->native == nullptr) return PyObject_CallMethod(object, "_run", nullptr);
-  if (!run_raising(*self->native, self->in, self->out, self->timeout)) return nullptr;
-  return Py_NewRef(self->result);
-}
-
-int operation_traverse(PyObject* object, visitproc visit, void* arg) {
-  auto* self = reinterpret_cast<Operation*>(object);
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->plan);
-  Py_VISIT(self->result);
-  return 0;
-}
-
-int operation_clear(PyObject* object) {
-  auto* self = reinterpret_cast<Operation*>(object);
-  self->native = nullptr;
-  Py_CLEAR(self->plan);
-  Py_CLEAR(self->result);
-  return 0;
-}
-
-void operation_dealloc(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
-  operation_clear(object);
-  type->tp_free(object);
-  Py_DECREF(type);
-}
-
 // ---- the types
-
-template <class F>
-void* function(F* f) {
-  return reinterpret_cast<void*>(f);
-}
-
-PyTypeObject* make_type(nb::module_& m, const char* attribute, const char* full_name, std::size_t size, unsigned long flags, PyType_Slot* slots) {
-  PyType_Spec spec{full_name, static_cast<int>(size), 0, static_cast<unsigned int>(Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | flags), slots};
-  PyObject* type = PyType_FromSpec(&spec);
-  if (type == nullptr) throw nb::python_error();
-  m.attr(attribute) = nb::borrow(type);
-  return reinterpret_cast<PyTypeObject*>(type);
-}
 
 PyMemberDef lane_members[] = {{"_last_choice", T_OBJECT, offsetof(Lane, last_choice), 0, nullptr}, {}};
 PyMethodDef lane_methods[] = {{"_learn", lane_learn, METH_VARARGS, nullptr}, {"_forget", lane_forget, METH_NOARGS, nullptr}, {}};
@@ -437,7 +336,6 @@ PyMemberDef verb_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Verb
                               {"__dictoffset__", T_PYSSIZET, offsetof(Verb, dict), READONLY, nullptr},
                               {}};
 PyGetSetDef verb_properties[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr}, {}};
-PyMethodDef operation_methods[] = {{"_bind", operation_bind, METH_VARARGS, nullptr}, {}};
 
 }  // namespace
 
@@ -445,32 +343,24 @@ void bind_calls(nb::module_& m) {
   for (std::size_t slot = 0; slot < kSlots; ++slot) slot_names[slot] = PyUnicode_InternFromString(kSlotNames[slot]);
   default_op = PyUnicode_InternFromString("sum");
   default_root = PyLong_FromLong(0);
-  PyType_Slot lane_slots[] = {{Py_tp_new, function(lane_new)},
-                              {Py_tp_dealloc, function(lane_dealloc)},
-                              {Py_tp_traverse, function(lane_traverse)},
-                              {Py_tp_clear, function(lane_clear)},
+  PyType_Slot lane_slots[] = {{Py_tp_new, slot_of(lane_new)},
+                              {Py_tp_dealloc, slot_of(lane_dealloc)},
+                              {Py_tp_traverse, slot_of(lane_traverse)},
+                              {Py_tp_clear, slot_of(lane_clear)},
                               {Py_tp_members, lane_members},
                               {Py_tp_methods, lane_methods},
                               {0, nullptr}};
   lane_type = make_type(m, "Lane", "ringleader._core.Lane", sizeof(Lane), Py_TPFLAGS_BASETYPE, lane_slots);
-  PyType_Slot verb_slots[] = {{Py_tp_new, function(verb_new)},
-                              {Py_tp_dealloc, function(verb_dealloc)},
-                              {Py_tp_traverse, function(verb_traverse)},
-                              {Py_tp_clear, function(verb_clear)},
-                              {Py_tp_call, function(PyVectorcall_Call)},
-                              {Py_tp_descr_get, function(verb_get)},
+  PyType_Slot verb_slots[] = {{Py_tp_new, slot_of(verb_new)},
+                              {Py_tp_dealloc, slot_of(verb_dealloc)},
+                              {Py_tp_traverse, slot_of(verb_traverse)},
+                              {Py_tp_clear, slot_of(verb_clear)},
+                              {Py_tp_call, slot_of(PyVectorcall_Call)},
+                              {Py_tp_descr_get, slot_of(verb_get)},
                               {Py_tp_members, verb_members},
                               {Py_tp_getset, verb_properties},
                               {0, nullptr}};
   make_type(m, "Verb", "ringleader._core.Verb", sizeof(Verb), Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL, verb_slots);
-  PyType_Slot operation_slots[] = {{Py_tp_new, function(operation_new)},
-                                   {Py_tp_dealloc, function(operation_dealloc)},
-                                   {Py_tp_traverse, function(operation_traverse)},
-                                   {Py_tp_clear, function(operation_clear)},
-                                   {Py_tp_call, function(operation_call)},
-                                   {Py_tp_methods, operation_methods},
-                                   {0, nullptr}};
-  make_type(m, "Operation", "ringleader._core.Operation", sizeof(Operation), Py_TPFLAGS_BASETYPE, operation_slots);
 }
 
 }  // namespace ringleader

@@ -44,6 +44,23 @@ void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeou
   }
 }
 
+bool run_raising(PyPlan& plan, std::uintptr_t in, std::uintptr_t out, double timeout) {
+  try {
+    run_plan(plan, in, out, timeout);
+    return true;
+  } catch (const Error& error) {
+    const nb::object instance = to_python(error);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return false;
+}
+
 PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
   require_pointers(*self.plan, in, out);
   return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout)};

@@ -10,4 +10,5 @@ NB_MODULE(_core, m) {
   ringleader::bind_plan(m);
   ringleader::bind_comm(m);
   ringleader::bind_calls(m);
+  ringleader::bind_operation(m);
 }

@@ -29,6 +29,8 @@ void handle_signals();
 
 // To the end; lets go of the GIL if it takes more than a few microseconds. Throws Error or nanobind::python_error.
 void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout);
+// The same for callers that are no nanobind functions: false with a Python error set.
+bool run_raising(PyPlan& plan, std::uintptr_t in, std::uintptr_t out, double timeout);
 PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout);
 
 }  // namespace ringleader
