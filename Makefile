@@ -100,6 +100,7 @@ NATIVE_LIMIT ?= 300
 NO_ASLR := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo "setarch $$(uname -m) -R")
 export ASAN_OPTIONS ?= detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1:halt_on_error=1
+export LSAN_OPTIONS ?= suppressions=native/tests/lsan.supp:print_suppressions=0
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
 ADDRESS := address,undefined

@@ -22,7 +22,7 @@ struct Abandoned {
   std::vector<std::unique_ptr<UcxOperation>> operations;
 };
 
-// Kept reachable, so that a leak checker sees that this is meant to be.
+// Kept where a leak checker finds it: this is meant to be.
 void leave_behind(Abandoned abandoned) {
   static std::mutex mutex;
   static auto* const all = new std::vector<Abandoned>;
