@@ -7,8 +7,15 @@
 
 namespace ringleader {
 
-void Execution::begin(std::shared_ptr<const Plan> plan, void* in, void* out, std::uint64_t sequence) {
-  plan_ = std::move(plan);
+namespace {
+
+// Work on so much at most is over before a sleeping peer would mind that it is woken only then.
+constexpr std::uint64_t kQuickBytes = 256 << 10;
+
+}  // namespace
+
+void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t sequence) {
+  plan_ = &plan;
   program_ = &plan_->program();
   in_ = static_cast<std::byte*>(in);
   out_ = static_cast<std::byte*>(out);
@@ -16,17 +23,26 @@ void Execution::begin(std::shared_ptr<const Plan> plan, void* in, void* out, std
   info_.sequence = sequence;
   // Of the whole history: where data go one way only, nobody looks at a peer's entry, so a disagreement about such an
   // operation must show in the next one that does.
-  history_ = (history_ ^ info_.fingerprint()) * 0x9e3779b97f4a7c15u;
+  history_ = (history_ ^ plan_->info_hash) * 0x9e3779b97f4a7c15u;
   fingerprint_ = history_ & ~kRegisteredMask;
-  prepare_slot();
-  find_registered();
-  done_.assign(plan_->instrs.size(), 0);
-  links_.assign(plan_->links.size(), {});
-  for (std::size_t i = 0; i < links_.size(); ++i) {
-    const BoundLink& bound = plan_->links[i];
-    links_[i].link = mesh_.peers[static_cast<std::size_t>(bound.peer)].links[bound.connection].get();
+  if (views_.empty()) views_.resize(static_cast<std::size_t>(mesh_.size));
+  cursor_ = 0;
+  if (plan_->inlined) {
+    registered_bits_ = 0;
+    own_slots_ = reinterpret_cast<std::byte*>(mesh_.own->mailbox) + plan_->inline_offset;
+    own_slot_bytes_ = sizeof(Mailbox);
+    links_.clear();
+    polls_ = 0;
+  } else {
+    prepare_slot();
+    find_registered();
+    done_.assign(plan_->instrs.size(), 0);
+    links_.assign(plan_->links.size(), {});
+    for (std::size_t i = 0; i < links_.size(); ++i) {
+      const BoundLink& bound = plan_->links[i];
+      links_[i].link = mesh_.peers[static_cast<std::size_t>(bound.peer)].links[bound.connection].get();
+    }
   }
-  views_.resize(static_cast<std::size_t>(mesh_.size));
   first_window_ = mesh_.next_window;
   mesh_.next_window += plan_->windows;
   window_ = 0;
@@ -36,7 +52,7 @@ void Execution::begin(std::shared_ptr<const Plan> plan, void* in, void* out, std
 }
 
 void Execution::finish() {
-  plan_.reset();
+  plan_ = nullptr;
   program_ = nullptr;
   phase_ = Phase::done;
 }
@@ -102,6 +118,16 @@ std::byte* Execution::address(const Place& place, std::uint32_t window) const {
 
 // ---- looking at peers
 
+namespace {
+
+// Whether the entry record of a window may have been overwritten: that of the fourth window after it takes its place, and is written before
+// the progress word tells of it.
+bool far_ahead(const ControlBlock& block, std::uint64_t window) {
+  return (block.progress.load(std::memory_order_acquire) >> kCountBits) >= window + kEntrySlots - 1;
+}
+
+}  // namespace
+
 void Execution::check_fingerprint(Rank rank) const {
   const ControlBlock& block = mesh_.control(rank);
   const std::uint64_t window = window_number();
@@ -109,8 +135,8 @@ void Execution::check_fingerprint(Rank rank) const {
   if (theirs == fingerprint_) return;
   Entry entry;
   if (!read_entry(block, window, entry)) {
-    // Overwritten: the peer is four windows ahead, so it passed this one, and had it disagreed it would have said so.
-    if ((block.progress.load(std::memory_order_acquire) >> kCountBits) >= window + kEntrySlots) return;
+    // Overwritten: the peer passed this window, and had it disagreed it would have said so.
+    if (far_ahead(block, window)) return;
     throw Error(ErrorKind::internal, "the entry record of " + mesh_.name(rank) + " is damaged");
   }
   std::string mine = info_.text(), other = entry.info.text();
@@ -125,6 +151,14 @@ void Execution::check_fingerprint(Rank rank) const {
   throw Error(ErrorKind::mismatch,
               "ranks disagree about " + where + mesh_.name(mesh_.rank) + " runs " + mine + ", but " + mesh_.name(rank) +
                   " runs " + other,
+              {rank});
+}
+
+// The peer is known to be in another operation; its entry record says in which, unless it went far ahead since.
+void Execution::throw_mismatch(Rank rank) const {
+  check_fingerprint(rank);
+  throw Error(ErrorKind::mismatch, "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + info_.text() + ", but " +
+                                       mesh_.name(rank) + " runs another",
               {rank});
 }
 
@@ -148,8 +182,12 @@ void Execution::look_at(Rank rank) {
   const std::uint64_t bits = fingerprint_of(peer.shared->control, window) & kRegisteredMask;
   if (bits == 0) return;
   Entry entry;
-  if (!read_entry(peer.shared->control, window, entry))
-    throw Error(ErrorKind::internal, "the entry record of " + peer.name + " vanished while its memory is in use");
+  if (!read_entry(peer.shared->control, window, entry)) {
+    // A peer stays in a window while its registered memory may be touched there, but not for its slot, which it only leaves alone. So if it
+    // is far ahead (and these bits are those of a later window), its slot is all that this rank can need of it.
+    if (far_ahead(peer.shared->control, window)) return;
+    throw Error(ErrorKind::internal, "the entry record of " + peer.name + " is damaged");
+  }
   for (std::size_t b = 0; b < 3; ++b)
     if ((bits >> b) & 1) view.registered[b] = peer.process->base() + entry.base[b];
 }
@@ -165,8 +203,7 @@ bool Execution::waits_satisfied(const Wait* first, std::size_t n) {
 }
 
 bool Execution::reached_all(const std::vector<Wait>& waits, std::uint64_t window) const {
-  return std::all_of(waits.begin(), waits.end(),
-                     [&](const Wait& wait) { return mesh_.reached(wait.rank, window, wait.count); });
+  return std::all_of(waits.begin(), waits.end(), [&](const Wait& wait) { return reached(wait, window); });
 }
 
 bool Execution::ready(const BoundInstr& instr) {
@@ -219,7 +256,13 @@ void Execution::stage_out(std::uint32_t window) {
 
 // ---- the machine
 
-Execution::Step Execution::progress() {
+void Execution::settle() {
+  if (!ring_due_) return;
+  ring_due_ = false;
+  ring(mesh_.local_blocks);
+}
+
+Execution::Step Execution::progress_slots() {
   bool moved = false;
   for (;;) {
     bool advanced = false;
@@ -241,7 +284,10 @@ Execution::Step Execution::progress() {
       case Phase::release:
         // Peers may still read registered user memory; slots are waited for when they are used again.
         advanced = registered_bits_ == 0 || reached_all(program_->free_waits, window_number());
-        if (advanced) phase_ = Phase::done;
+        if (advanced) {
+          phase_ = Phase::done;
+          settle();
+        }
         break;
       case Phase::done:
         return Step::done;
@@ -280,7 +326,8 @@ bool Execution::finish_window(std::uint32_t window) {
 
 void Execution::publish(std::uint32_t count) {
   publish_progress(mesh_.own->control, window_number(), count);
-  ring(mesh_.local_blocks);
+  ring_due_ = true;
+  if (plan_->nbytes > kQuickBytes || !links_.empty()) settle();
 }
 
 bool Execution::run() {
