@@ -11,7 +11,7 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -31,6 +31,9 @@ from ringleader.runtime.store import PrefixStore
 from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import LiveWorks
 from ringleader.runtime.workers import Workers
+
+if TYPE_CHECKING:
+    from ringleader.adapt.network import Network
 
 __all__ = ["CLOSE_LIMIT", "Communicator"]
 
@@ -87,6 +90,7 @@ class Communicator(PersistentCollectives, Messages):
         self._last_choice = None
         self._made: Counter[Any] = Counter()
         self._forked = False
+        self._since = time.monotonic()
         job.acquire()
         self._finalizer = weakref.finalize(self, _release, (group.core, *group.beside), job, os.getpid())
         self._finalizer.atexit = False  # `_leave_all` closes the ones still open, within one limit for all
@@ -140,6 +144,38 @@ class Communicator(PersistentCollectives, Messages):
         for core in self._workers.cores:
             total.update(core.counters())
         return dict(total)
+
+    def _cores(self) -> list[_core.Communicator]:
+        return [self._core, *self._workers.cores]
+
+    def network(self, probe: float | None = None) -> Network:
+        """What this rank knows of the network since the start: bandwidth, latency, jitter, and who was waited for.
+
+        It comes from the traffic there was; nothing is sent. See docs/adaptive.md.
+
+        Parameters
+        ----------
+        probe
+            Seconds to spend on measuring actively first; then every rank must call it, with the same number, while
+            nothing else is going on.
+
+        Returns
+        -------
+        Network
+            A table of all peers; ``print`` shows it.
+
+        Examples
+        --------
+        >>> import ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.network().size
+        1
+        """
+        from ringleader.adapt import network, probe as probes  # only who asks pays for the import
+
+        self._check_usable()
+        found = {} if probe is None else probes(self, probe)
+        return network.measure(self)[0].with_probes(found)
 
     def explain(
         self, collective: str, nbytes: int, *, algorithm: str | None = None, wire: Wire = None

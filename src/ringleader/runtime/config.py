@@ -27,7 +27,7 @@ __all__ = [
 PREFIX = "RINGLEADER_"
 
 # Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, point to point.
-SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P")
+SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P", "ADAPT")
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

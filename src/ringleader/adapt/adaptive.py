@@ -1,0 +1,442 @@
+"""All-reduce that measures the network as it goes and changes its ways with it. See docs/adaptive.md.
+
+How the ranks agree: after a call each rank starts an all-gather of a few numbers that it measured in it, and does not wait.
+The next call finds them there, and every rank draws the same conclusion from the same numbers (`policy`). So a measurement
+counts from the next call on, all ranks change in the same call, and nobody waits for an agreement.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from ringleader.adapt import menu
+from ringleader.adapt.arrivals import Arrivals
+from ringleader.adapt.estimates import Estimates, Row, rows_of
+from ringleader.adapt.formats import EXACT, Format, allowed
+from ringleader.adapt.loads import Candidate
+from ringleader.adapt.network import Reading, flow_rate, format_rate
+from ringleader.adapt.policy import Policy, Settings
+from ringleader.errors import ClosedError, InvalidArgument
+from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.config import logger
+from ringleader.runtime.dtypes import ReduceOp
+
+__all__ = ["AdaptiveAllReduce", "AdaptiveWork", "Switch"]
+
+log = logger("ADAPT")
+
+_LINKS_UP_TO = 16  # ranks; beyond, what each two of them have would be too much to tell
+_EXCHANGE = 50e-6  # seconds that an exchange is thought to cost, and the part of a call that it may cost
+_EXCHANGE_SHARE = 0.01
+_MOST_CALLS = 128  # from one exchange to the next
+_KINDS = 64
+_STALE = 8  # calls without a measurement after which a probe is due
+_PROBE_LEAST, _PROBE_MOST = 64 << 10, 4 << 20  # bytes of a probe, the first one per rank
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A change of the choice.
+
+    Attributes
+    ----------
+    call
+        Number of the call, of all calls of the object, that is the first to run `after`.
+    time
+        `time.time()` of the decision.
+    nbytes
+        Size of the arrays that it is about.
+    before, after
+        Names of candidates.
+    reason
+        Why, with predicted times.
+    bandwidth
+        Bytes per second of the slowest line, as measured at the time.
+    """
+
+    call: int
+    time: float
+    nbytes: int
+    before: str
+    after: str
+    reason: str
+    bandwidth: float
+
+    def __str__(self) -> str:
+        where = f"call {self.call}, {self.nbytes} bytes, {format_rate(self.bandwidth)}"
+        return f"{where}: {self.before} -> {self.after} ({self.reason})"
+
+
+class AdaptiveWork:
+    """An adaptive all-reduce in flight."""
+
+    def __init__(self, owner: AdaptiveAllReduce, future: Future[Any], started: float) -> None:
+        self._owner, self._future, self._started = owner, future, started
+        self._waited = False
+
+    def is_completed(self) -> bool:
+        """Whether it is over. Never waits."""
+        return self._future.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait, and return the result; errors are those of `Communicator.all_reduce`."""
+        begun = time.perf_counter()
+        result = self._future.result(timeout)
+        if not self._waited:
+            self._waited = True
+            self._owner._ended(begun - self._started)
+        return result
+
+
+@dataclass
+class _Kind:
+    """What is remembered of calls of one size, type and operation."""
+
+    nbytes: int
+    policy: Policy
+    menu: menu.Menu
+    every: int = 1  # calls from one exchange to the next
+    since: int = 0  # calls since the last one
+
+
+@dataclass
+class _Pending:
+    """An exchange under way."""
+
+    kind: _Kind
+    work: Any
+    table: Any
+    row: Any = field(repr=False, default=None)  # kept alive
+
+
+class AdaptiveAllReduce:
+    """All-reduce for training loops on networks whose speed is not known, or changes.
+
+    Call it in the place of `Communicator.all_reduce`, on all ranks in the same order. It picks the algorithm, and, if you
+    allow some, the wire format or compressor, by what it predicts from measurements; nothing lossy is used that is not
+    allowed. Making one is a collective operation.
+
+    Parameters
+    ----------
+    comm
+        The ranks.
+    policies
+        What may be used beside float32: names of wire formats (``"bf16"``, ...) and compressors of
+        `ringleader.compress`, the most wanted first. A format is used only where the better liked ones make steps
+        noticeably longer.
+    accuracy_budget
+        Without `policies`: all wire formats whose largest relative rounding error is within it. With them: a limit that
+        all of them must keep. Default: 0 without policies, so that nothing is lost.
+    overlap
+        Make a communicator of its own, so that calls with ``async_op=True`` can run beside other collectives.
+    settings
+        See `ringleader.adapt.Settings`.
+    probe_share
+        Part of the time that may go into probes, which are made when calls send too little to tell the bandwidth.
+
+    Attributes
+    ----------
+    history
+        All changes of the choice so far, as `Switch`; equal on all ranks but for the time.
+    estimates
+        Bandwidths as measured.
+    arrivals
+        Which ranks come late, and by how much.
+
+    Raises
+    ------
+    InvalidArgument
+        Policies that are none, beyond the budget, or not the same on all ranks.
+
+    Examples
+    --------
+    >>> import numpy as np, ringleader as rl
+    >>> with rl.init(rank=0, size=1) as comm:
+    ...     reduce = rl.adapt.AdaptiveAllReduce(comm, accuracy_budget=0.01)
+    ...     reduce(np.ones(3, np.float32)), reduce.formats
+    (array([1., 1., 1.], dtype=float32), ('f32', 'f16', 'bf16', 'int8'))
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        policies: Sequence[Any] | None = None,
+        accuracy_budget: float | None = None,
+        *,
+        overlap: bool = False,
+        settings: Settings | None = None,
+        probe_share: float = 0.01,
+    ) -> None:
+        self._formats = allowed(policies, accuracy_budget)
+        self._settings = settings or Settings()
+        self._probe_share = probe_share
+        _agree(comm, (self.formats, repr(self._settings), probe_share, overlap))
+        own = comm.split(0) if overlap else None
+        self._comm = own or comm
+        self._own = own
+        self._thread = ThreadPoolExecutor(1, "ringleader-adaptive") if overlap else None
+        self._kinds: OrderedDict[tuple[Any, ...], _Kind] = OrderedDict()
+        self.history: list[Switch] = []
+        self.arrivals = Arrivals(comm.size)
+        rate = 1 / comm.planner.model.parameters.wire_byte
+        self.estimates = Estimates.initial(comm.size, rate)
+        self._network = len(set(comm.nodes)) > 1
+        self._pending: _Pending | None = None
+        self._reading = Reading.of(self._comm._cores())
+        self._calls = 0
+        self._ended_at: float | None = None
+        self._window = 0.0
+        self._elapsed = 0.0  # since the last probe, as all ranks know it
+        self._probe = 0  # bytes of a probe that is due
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """What may be used, the most wanted first."""
+        return tuple(each.name for each in self._formats)
+
+    # ------------------------------------------------------------------------------------------------------ calling
+
+    def __call__(
+        self, x: Any, op: ReduceOp | str = "sum", *, out: Any = None, key: str = "", async_op: bool = False
+    ) -> Any:
+        """Combine every rank's `x`; see `Communicator.all_reduce`.
+
+        Parameters
+        ----------
+        x, op, out
+            As there. Lossy formats are for float32, and compressors for sums and averages; else it stays exact.
+        key
+            Which of several arrays this is, for compressors that remember something about each.
+        async_op
+            Return an `AdaptiveWork` at once; only with ``overlap=True``. All calls are then made in their order on a
+            thread of this object.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     rl.adapt.AdaptiveAllReduce(comm)(np.array([1, 2]), "max")
+        array([1, 2])
+        """
+        started = time.perf_counter()
+        outside = started - (started if self._ended_at is None else self._ended_at)
+        if self._thread is None:
+            if async_op:
+                raise InvalidArgument("async_op is True; expected overlap=True when the AdaptiveAllReduce was made")
+            result = self._call(x, op, out, key, outside, 0.0)
+            self._ended(0.0)
+            return result
+        future = self._thread.submit(self._call, x, op, out, key, outside, self._window)
+        work = AdaptiveWork(self, future, started)
+        return work if async_op else work.wait()
+
+    def _ended(self, window: float) -> None:
+        self._ended_at, self._window = time.perf_counter(), window
+
+    def _call(self, x: Any, op: ReduceOp | str, out: Any, key: str, outside: float, window: float) -> Any:
+        if self._comm.size == 1:
+            return self._comm.all_reduce(x, op, out=out)
+        self._settle()
+        kind = self._kind(x, op)
+        candidate = kind.policy.candidates[kind.policy.current]
+        begun = time.perf_counter()
+        result = self._run(candidate, x, op, out, key)
+        seconds = time.perf_counter() - begun
+        self._calls += 1
+        kind.since += 1
+        if kind.since >= kind.every:
+            self._exchange(kind, seconds, outside, window)
+        if self._probe:
+            self._send_probe()
+        return result
+
+    def _run(self, candidate: Candidate, x: Any, op: ReduceOp | str, out: Any, key: str) -> Any:
+        compressor = candidate.format.compressor
+        if compressor is not None:
+            return self._comm.all_reduce(x, op, out=out, compression=compressor.at(key))
+        return self._comm.all_reduce(x, op, out=out, algorithm=candidate.algorithm, wire=candidate.format.wire)
+
+    def _kind(self, x: Any, op: ReduceOp | str) -> _Kind:
+        """What is known of calls like this one; the first of its kind finds out what could be done."""
+        if not hasattr(x, "nbytes"):
+            x = np.asarray(x)
+        dtype = str(x.dtype).removeprefix("torch.")
+        label = getattr(op, "name", op)
+        key = (int(x.nbytes), dtype, str(label).lower())
+        kind = self._kinds.get(key)
+        if kind is None:
+            # Within a node values always move as they are, and fewer bytes would not be worth the work.
+            formats = _suitable(self._formats if self._network else (EXACT,), dtype, key[2])
+            offered = menu.agreed(self._comm, key[0], formats)
+            policy = Policy(list(offered.candidates), list(offered.loads), self.estimates, self._settings)
+            kind = self._kinds[key] = _Kind(key[0], policy, offered)
+            while len(self._kinds) > _KINDS:
+                self._kinds.popitem(last=False)
+        self._kinds.move_to_end(key)
+        return kind
+
+    # ---------------------------------------------------------------------------------------------------- agreeing
+
+    def _exchange(self, kind: _Kind, seconds: float, outside: float, window: float) -> None:
+        """Tell the others what was measured since the last exchange, without waiting for them."""
+        kind.since = 0
+        row = np.array(self._measured(seconds, outside, window).values())
+        table = np.empty((self._comm.size, row.size))
+        self._pending = _Pending(kind, self._comm.all_gather(row, table, async_op=True), table, row)
+
+    def _measured(self, seconds: float, outside: float, window: float) -> Row:
+        if not self._network:
+            return Row(seconds, outside, window, 0.0)
+        now, before = Reading.of(self._comm._cores()), self._reading
+        self._reading = now
+        rate = flow_rate(now.flow_bytes - before.flow_bytes, now.flow_ns - before.flow_ns) or 0.0
+        links: tuple[float, ...] = ()
+        if self._comm.size <= _LINKS_UP_TO:
+            links = tuple(
+                flow_rate(row["flow_bytes"] - old["flow_bytes"], row["flow_ns"] - old["flow_ns"]) or 0.0
+                for row, old in zip(now.links, before.links, strict=True)
+            )
+        return Row(seconds, outside, window, rate, links)
+
+    def _settle(self) -> None:
+        """Take in the latest exchange, which is over long since, and decide."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        pending.work.wait()
+        kind, rows = pending.kind, rows_of(pending.table.tolist())
+        policy = kind.policy
+        before = policy.candidates[policy.current].name
+        self.arrivals.add([row.seconds for row in rows])
+        policy.learn(rows)
+        if kind.menu.refresh(policy):
+            log.debug("lines are uneven: %s", kind.menu.uneven)
+        choice = policy.choose()
+        least = min(row.seconds for row in rows)
+        kind.every = max(1, min(_MOST_CALLS, int(_EXCHANGE / (_EXCHANGE_SHARE * max(least, 1e-9)))))
+        self._elapsed += (min(row.outside + row.window for row in rows) + least) * kind.every
+        self._plan_probe(policy)
+        if choice is not None:
+            self._note(kind, before, policy.candidates[choice.index].name, choice.reason)
+
+    def _note(self, kind: _Kind, before: str, after: str, reason: str) -> None:
+        switch = Switch(
+            self._calls, time.time(), kind.nbytes, before, after, reason, self.estimates.slowest()
+        )  # fmt: skip
+        self.history.append(switch)
+        log.log(logging.INFO if self._comm.rank == 0 else logging.DEBUG, "%s: %s", self._comm.name, switch)
+        _mark(f"ringleader:adaptive {before} -> {after}")
+
+    # ----------------------------------------------------------------------------------------------------- probing
+
+    def _plan_probe(self, policy: Policy) -> None:
+        """A probe is due if nothing has told the bandwidth for a while and a better liked format could be used again."""
+        self._probe = 0
+        liked = policy.candidates[policy.current].preference == 0
+        if not self._network or liked or self.estimates.age < _STALE:
+            return
+        n = self._comm.size
+        afford = self._probe_share * self._elapsed * self.estimates.slowest() * n / (2 * (n - 1))
+        if afford >= n * _PROBE_LEAST:
+            self._probe = min(int(afford), _PROBE_MOST)
+
+    def _send_probe(self) -> None:
+        """An all-reduce of nothing: what the links see of it is exchanged with the next call's numbers."""
+        log.debug("probe of %d bytes", self._probe)
+        self._comm.all_reduce(np.zeros(self._probe // 4, np.float32), algorithm="two_shot", wire="f32")
+        self._probe, self._elapsed = 0, 0.0
+
+    # ---------------------------------------------------------------------------------------------------- the rest
+
+    def explain(self) -> str:
+        """What is expected of each candidate, for each kind of call so far, as text.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     rl.adapt.AdaptiveAllReduce(comm).explain()
+        'lines: 9.6 Gbit/s'
+        """
+        lines = ["lines: " + ", ".join(format_rate(rate) for rate in self.estimates.lines())]
+        for (nbytes, dtype, op), kind in self._kinds.items():
+            policy = kind.policy
+            lines.append(
+                f"{op} of {nbytes} bytes of {dtype}; outside {policy.outside * 1e3:.2f} ms, "
+                f"window {policy.window * 1e3:.2f} ms"
+            )
+            for index, candidate in enumerate(policy.candidates):
+                seconds = policy.seconds(index)
+                mark = "->" if index == policy.current else "  "
+                lines.append(
+                    f"{mark} {candidate.name:40} {seconds * 1e3:9.3f} ms, step {policy.step(seconds) * 1e3:9.3f} ms"
+                )
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """End the thread and the communicator of ``overlap=True``; call it on every rank."""
+        pending, self._pending = self._pending, None
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+        if pending is not None and self._comm.state == "live":
+            pending.work.wait()
+        if self._own is not None:
+            self._own.close()
+
+    def __enter__(self) -> AdaptiveAllReduce:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        try:
+            self.close()
+        except ClosedError:
+            if error is None:
+                raise
+
+
+_LOSSY_OPS: Final = ("sum", "avg")
+
+
+def _suitable(formats: Sequence[Format], dtype: str, op: str) -> tuple[Format, ...]:
+    """The formats that such a call can have."""
+    floats = dtype in ("float16", "bfloat16", "float32", "float64")
+    return tuple(
+        each
+        for each in formats
+        if each.lossless
+        or (op in _LOSSY_OPS and ((floats and each.compressor is not None) or (dtype == "float32" and not each.compressor)))
+    )
+
+
+def _agree(comm: Communicator, settings: object) -> None:
+    """Raise InvalidArgument on all ranks unless they have the same settings."""
+    text = json.dumps(settings, default=str).encode()
+    mine = np.frombuffer(text[:4096].ljust(4096), np.uint8)
+    if comm.size == 1:
+        return
+    table = comm.all_gather(mine)
+    others = [rank for rank in range(comm.size) if table[rank].tobytes() != table[0].tobytes()]
+    if others:
+        shown = [table[rank].tobytes().decode().strip()[:200] for rank in (0, others[0])]
+        raise InvalidArgument(
+            f"policies or settings differ between ranks: rank 0 has {shown[0]}, rank {others[0]} has {shown[1]}; give "
+            "all ranks the same"
+        )
+
+
+def _mark(text: str) -> None:
+    """Leave a mark in the trace of torch's profiler, if one is running."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.autograd._profiler_enabled():
+        with torch.profiler.record_function(text):
+            pass
