@@ -152,6 +152,8 @@ class AdaptiveAllReduce:
         Bandwidths as measured.
     arrivals
         Which ranks come late, and by how much.
+    latest
+        Name of the candidate that the latest call ran.
 
     Raises
     ------
@@ -188,6 +190,7 @@ class AdaptiveAllReduce:
         self._kinds: OrderedDict[tuple[Any, ...], _Kind] = OrderedDict()
         self.history: list[Switch] = []
         self.arrivals = Arrivals(comm.size)
+        self.latest = ""
         rate = 1 / comm.planner.model.parameters.wire_byte
         self.estimates = Estimates.initial(comm.size, rate)
         self._network = len(set(comm.nodes)) > 1
@@ -252,6 +255,7 @@ class AdaptiveAllReduce:
         begun = time.perf_counter()
         result = self._run(candidate, x, op, out, key)
         seconds = time.perf_counter() - begun
+        self.latest = candidate.name
         self._calls += 1
         kind.since += 1
         if kind.since >= kind.every:
