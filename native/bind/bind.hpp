@@ -11,6 +11,7 @@ void bind_schedule(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_comm(nanobind::module_& m);
+void bind_compress(nanobind::module_& m);
 
 // Registers the translation of ringleader::Error into the classes given to set_error_types (bind/errors.cpp).
 void bind_errors(nanobind::module_& m);

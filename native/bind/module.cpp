@@ -8,4 +8,5 @@ NB_MODULE(_core, m) {
   ringleader::bind_reduce(m);
   ringleader::bind_memory(m);
   ringleader::bind_comm(m);
+  ringleader::bind_compress(m);
 }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ringleader import errors
 
 if TYPE_CHECKING:
-    from ringleader import torch
+    from ringleader import compress, torch
     from ringleader.algorithms.user import algorithm
     from ringleader.runtime.communicator import Communicator
     from ringleader.runtime.dtypes import ReduceOp, premul_sum
@@ -39,6 +39,7 @@ __all__ = [
     "WorkerGroup",
     "__version__",
     "algorithm",
+    "compress",
     "errors",
     "init",
     "premul_sum",
@@ -92,7 +93,7 @@ _name_native_errors()
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f"ringleader.{_HOME[name]}"), name)
-    elif name in ("torch", "schedule", "algorithms", "formats", "tune", "executors", "runtime"):
+    elif name in ("torch", "compress", "schedule", "algorithms", "formats", "tune", "executors", "runtime"):
         value = importlib.import_module(f"ringleader.{name}")
     else:
         raise AttributeError(f"module 'ringleader' has no attribute {name!r}")
