@@ -74,8 +74,8 @@ def as_floats(x: Any) -> Floats:
 class Compressor(ABC):
     """Makes arrays of float32 smaller, and back. Subclass it to define your own.
 
-    A subclass of yours defines `compress`, `decompress` and `compression_ratio`. Its payloads are gathered from all ranks,
-    decompressed and added in the order of ranks, so all ranks get the same bits.
+    A subclass of yours defines `compress`, `decompress` and `compression_ratio`. Its payloads are gathered from all
+    ranks, decompressed and added in the order of ranks, so all ranks get the same bits.
 
     Attributes
     ----------

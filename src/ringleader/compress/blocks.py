@@ -81,8 +81,8 @@ class BlockCompressor(Compressor):
 class OneBit(BlockCompressor):
     """The sign of each element, and the mean magnitude of each block of 2048: 31 times fewer bytes.
 
-    Use it in `ErrorFeedback`, which then remembers errors on both sides as 1-bit Adam does: what each rank loses, and what is
-    lost when the shards of the sum are compressed again.
+    Use it in `ErrorFeedback`, which then remembers errors on both sides as 1-bit Adam does: what each rank loses, and
+    what is lost when the shards of the sum are compressed again.
 
     References
     ----------
@@ -139,8 +139,8 @@ class QSGD(BlockCompressor):
     bits
         8, 4 or 2: 127, 7 or 1 levels each way.
     norm
-        The largest level stands for the block's largest magnitude (``"max"``), or for its Euclidean norm as in the paper
-        (``"l2"``), which costs more error.
+        The largest level stands for the block's largest magnitude (``"max"``), or for its Euclidean norm as in the
+        paper (``"l2"``), which costs more error.
     seed
         Of the random rounding; ranks and steps differ by themselves.
 

@@ -16,9 +16,9 @@ __all__ = ["BF16", "FP16", "Cast"]
 class Cast(BlockCompressor):
     """A 16-bit format. Values are multiplied by a power of two, at most 1/n, before n ranks are summed.
 
-    So a sum of values that fit fits too. Between nodes the numbers travel in 16 bits and are added in float32; where ranks
-    share memory they stay in float32, which is faster there. In `ErrorFeedback` they are reduced like other blocks: only so
-    can all that rounding loses be remembered.
+    So a sum of values that fit fits too. Between nodes the numbers travel in 16 bits and are added in float32; where
+    ranks share memory they stay in float32, which is faster there. In `ErrorFeedback` they are reduced like other
+    blocks: only so can all that rounding loses be remembered.
     """
 
     kind: ClassVar[Kind] = "linear"

@@ -90,6 +90,11 @@ class ErrorFeedback(Compressor):
         self.error(key, x.size)[:] = 0
         return total
 
+    def forget(self) -> None:
+        """Remember nothing of any array."""
+        self.errors.clear()
+        self.shard_errors.clear()
+
     def compress(self, x: Any, key: str = "") -> Payload:
         """See `Compressor.compress`."""
         values = self.gather(as_floats(x), key)
@@ -153,8 +158,8 @@ class EFSGD(ErrorFeedback):
 class DGC(ErrorFeedback):
     """Deep Gradient Compression: top-k with momentum correction, momentum factor masking and warm-up.
 
-    Momentum is applied before compression, to what this rank adds; the optimiser must have none of its own. What is sent
-    loses its momentum.
+    Momentum is applied before compression, to what this rank adds; the optimiser must have none of its own. What is
+    sent loses its momentum.
 
     Parameters
     ----------
@@ -205,6 +210,11 @@ class DGC(ErrorFeedback):
         velocity[payload.index] = 0
         if payload.index is not None and not np.isfinite(payload.data[payload.data.size // 2 :].view(np.float32)).all():
             _core.compress.clean(velocity)
+
+    def forget(self) -> None:
+        """See `ErrorFeedback.forget`."""
+        super().forget()
+        self.velocities.clear()
 
     def pending(self, x: Floats, key: str) -> Floats:
         """See `ErrorFeedback.pending`."""

@@ -34,9 +34,9 @@ class _Part:
 class PowerSGD(Compressor):
     """Each matrix as the product of two thin ones, found by one step of power iteration from the last step's result.
 
-    An array of two or more dimensions is a matrix of its first dimension by the others. A vector is cut into a matrix that
-    is about square (and a rest, sent as it is), unless `shapes` says what it consists of. Matrices that would not become
-    smaller, and vectors among `shapes`, are sent as they are.
+    An array of two or more dimensions is a matrix of its first dimension by the others. A vector is cut into a matrix
+    that is about square (and a rest, sent as it is), unless `shapes` says what it consists of. Matrices that would not
+    become smaller, and vectors among `shapes`, are sent as they are.
 
     Parameters
     ----------

@@ -62,8 +62,8 @@ class TopK(Compressor):
     warmup_steps
         During so many first steps more is sent: 25% at first, and in five stages down to `ratio`.
     exchange
-        How payloads are reduced: ``"gather"`` from all ranks; ``"scatter"``: each rank sums its part of the array, selects
-        again (in `ErrorFeedback`), and parts are gathered, which sends less from 5 ranks on; ``"auto"``.
+        How payloads are reduced: ``"gather"`` from all ranks; ``"scatter"``: each rank sums its part of the array,
+        selects again (in `ErrorFeedback`), and parts are gathered, which sends less from 5 ranks on; ``"auto"``.
 
     References
     ----------

@@ -54,8 +54,9 @@ class Collectives(Runner):
         out
             Array of the same type and number of elements for the result; `x` is then left as it is.
         compression
-            A compressor of `ringleader.compress`, for "sum" and "avg" of floating-point numbers; ``compressor.at(name)``
-            where it remembers something about several arrays. Without `algorithm`, `wire` and `async_op`.
+            A compressor of `ringleader.compress`, for "sum" and "avg" of floating-point numbers;
+            ``compressor.at(name)`` where it remembers something about several arrays. Without `algorithm`, `wire` and
+            `async_op`.
 
         Returns
         -------

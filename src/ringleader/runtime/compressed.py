@@ -1,7 +1,7 @@
 """All-reduce of compressed arrays. See docs/compression.md.
 
-How a payload is reduced depends on the kind of its compressor. Whatever the kind, every value of the result is computed by
-one rank and copied, or by all ranks from equal bits in equal order: all ranks hold the same bits.
+How a payload is reduced depends on the kind of its compressor. Whatever the kind, every value of the result is computed
+by one rank and copied, or by all ranks from equal bits in equal order: all ranks hold the same bits.
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ class _Reduction:
     # ------------------------------------------------------------------------------------------- blocks
 
     def _blocks(self, compressor: BlockCompressor, x: Floats, error: Floats | None) -> Floats:
-        """Each rank gets its shard from all, adds them in order of ranks, and sends the mean of it to all, compressed again.
+        """Each rank gets its shard from all, adds them in order of ranks, and sends the mean of it to all, compressed
+        again.
 
         The shards are equal but for the last ones, which may be shorter; they are encoded one by one.
         """
