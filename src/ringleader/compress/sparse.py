@@ -63,7 +63,8 @@ class TopK(Compressor):
         During so many first steps more is sent: 25% at first, and in five stages down to `ratio`.
     exchange
         How payloads are reduced: ``"gather"`` from all ranks; ``"scatter"``: each rank sums its part of the array,
-        selects again (in `ErrorFeedback`), and parts are gathered, which sends less from 5 ranks on; ``"auto"``.
+        selects again (in `ErrorFeedback`), and parts are gathered, which sends less; ``"auto"``: that from 5 ranks
+        on, if there is error feedback.
 
     References
     ----------

@@ -191,7 +191,9 @@ class _Reduction:
         if compressor.kind == "linear":
             return self._linear(payload)
         if isinstance(compressor, TopK):
-            scatter = compressor.exchange == "scatter" or (compressor.exchange == "auto" and self.n >= _SCATTER_FROM)
+            # Without memory whatever is in any payload must be sent again: nothing is won.
+            many = self.n >= _SCATTER_FROM and self.feedback is not None
+            scatter = compressor.exchange == "scatter" or (compressor.exchange == "auto" and many)
             return self._scattered(compressor, payload) if scatter else self._gathered_sparse(payload)
         return self._gathered(payload)
 
