@@ -100,11 +100,13 @@ NATIVE_LIMIT ?= 300
 NO_ASLR := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo "setarch $$(uname -m) -R")
 export ASAN_OPTIONS ?= detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1:halt_on_error=1
+export LSAN_OPTIONS ?= suppressions=native/tests/lsan.supp:print_suppressions=0
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
 ADDRESS := address,undefined
 # Where the tests of the UCX transport find libucp: the package that `dev` installs, else the system's; without both they are skipped.
-UCX = RINGLEADER_UCX_LIBRARY=$${RINGLEADER_UCX_LIBRARY:-$$(ls $(VENV)/lib/python*/site-packages/libucx/lib/libucp.so.0 \
+# UCX patches mmap and its kin to hear of them, which TSan does not survive.
+UCX = UCX_MEM_EVENTS=n RINGLEADER_UCX_LIBRARY=$${RINGLEADER_UCX_LIBRARY:-$$(ls $(VENV)/lib/python*/site-packages/libucx/lib/libucp.so.0 \
 	2>/dev/null || echo libucp.so.0)}
 
 define native_build

@@ -212,7 +212,8 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         "[docs/benchmarks.md](../../docs/benchmarks.md#between-hosts).",
         "",
         f"Network namespaces on one machine ({info['cpu']}, {info['usable_cores']} cores, {info['kernel']}), each link "
-        f"shaped in both directions with tc tbf, CUBIC; torch {info['torch']}, Ringleader {info['ringleader']}; {day}.",
+        f"shaped in both directions with tc tbf, CUBIC; {_priority()}torch {info['torch']}, Ringleader "
+        f"{info['ringleader']}; {day}.",
     ]
     for rate in dict.fromkeys(row["rate_mbits"] for row in rows):
         here = [row for row in rows if row["rate_mbits"] == rate]
@@ -235,6 +236,15 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
                 f"| {_cells(gloo)} | {mine['algorithm']} ({mine['protocol']}) |"
             )
     return "\n".join(lines) + "\n"
+
+
+def _priority() -> str:
+    real_time = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
+    return (
+        "all processes at real-time priority (chrt), so that nothing else on the machine disturbs; "
+        if real_time
+        else ""
+    )
 
 
 def _cells(row: dict[str, Any] | None) -> str:

@@ -55,6 +55,7 @@ class Evaluation:
     worlds: LocalWorlds
     experience: Experience
     rules: RuleSet
+    largest: int  # bytes
 
     def choose(self, place: Place, collective: str, nbytes: int, tuned: bool = True) -> Trial:
         """What runs with the tuner's rules, or without."""
@@ -72,17 +73,18 @@ class Evaluation:
         first = {trial: min(blocks) for trial, blocks in zip(trials, looked.blocks, strict=True)}
         fastest = min(first.values())
         field_left = [trial for trial in trials if first[trial] <= FAST * fastest or trial in (tuned, built_in)]
-        twice = replace(self.choose(place, collective, 2 * nbytes), nbytes=2 * nbytes)
+        twice = self.choose(place, collective, 2 * nbytes)
+        extra = [twice] if 2 * nbytes <= self.largest else []
         blocks = _blocks([first[trial] for trial in field_left], (seconds - looked.elapsed) / 2)
-        halves = [self._half([*field_left, twice], blocks) for _ in range(2)]
-        times = {trial: min(half[trial] for half in halves) for trial in (*field_left, twice)}
+        halves = [self._half([*field_left, *extra], blocks) for _ in range(2)]
+        times = {trial: min(half[trial] for half in halves) for trial in halves[0]}
         best = min(field_left, key=lambda trial: times[trial])
         row = {
             "ranks": place.ranks, "transport": place.transport, "collective": collective, "nbytes": nbytes,
             "tuned": tuned.name, "tuned_us": _us(times[tuned]), "built_in": built_in.name,
             "built_in_us": _us(times[built_in]), "best": best.name, "best_us": _us(times[best]),
             "regret": _regret(halves, tuned, field_left), "built_in_regret": _regret(halves, built_in, field_left),
-            "twice_us": _us(times[twice]), "algorithms": len(trials), "blocks": 2 * blocks,
+            "twice_us": _us(times[twice]) if extra else "", "algorithms": len(trials), "blocks": 2 * blocks,
             "load": round(os.getloadavg()[0], 2),
         }  # fmt: skip
         raw = [
@@ -154,7 +156,7 @@ def measure(arguments: argparse.Namespace, results: regret_report.Results) -> No
                 if place is not opened:
                     worlds.open(place)
                     opened = place
-                evaluation = Evaluation(worlds, experience, rules)
+                evaluation = Evaluation(worlds, experience, rules, max(arguments.sizes))
                 row, raw = evaluation.point(place, collective, nbytes, share)
             except RingleaderError as error:  # one failure does not cost the rest
                 print(f"{place} {collective} {format_size(nbytes)}: FAILED: {' '.join(str(error).split())[:200]}")

@@ -144,7 +144,7 @@ def summary(rows: Sequence[dict[str, str]], conditions: Sequence[str]) -> str:
 def _targets(rows: Sequence[dict[str, str]]) -> list[str]:
     tuned = [float(row["regret"]) for row in rows]
     built_in = [float(row["built_in_regret"]) for row in rows]
-    steps = [float(row["twice_us"]) / float(row["tuned_us"]) for row in rows]
+    steps = [float(row["twice_us"]) / float(row["tuned_us"]) for row in rows if row["twice_us"]]
     within = [value <= CLIFF for value in tuned]
     share = 100 * sum(within) / len(within)
 
@@ -156,7 +156,7 @@ def _targets(rows: Sequence[dict[str, str]]) -> list[str]:
         line("tuned, median", statistics.median(tuned), MEDIAN), line("tuned, max", max(tuned), MOST),
         line("built-in, median", statistics.median(built_in), MEDIAN),
         line("built-in, max", max(built_in), MOST),
-        line("twice the size, largest factor in time (tuned)", max(steps), STEP),
+        line("twice the size, largest factor in time (tuned)", max(steps, default=0.0), STEP),
         f"| points at which the tuned choice is within {CLIFF:g} of the best | {share:.0f}% | 100% | "
         f"{'met' if all(within) else 'missed'} |",
     ]  # fmt: skip

@@ -12,6 +12,9 @@ void bind_reduce(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_comm(nanobind::module_& m);
 void bind_compress(nanobind::module_& m);
+void bind_plan(nanobind::module_& m);
+void bind_calls(nanobind::module_& m);
+void bind_operation(nanobind::module_& m);
 
 // Registers the translation of ringleader::Error into the classes given to set_error_types (bind/errors.cpp).
 void bind_errors(nanobind::module_& m);

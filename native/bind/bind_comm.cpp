@@ -1,4 +1,4 @@
-// Communicator, Plan, Work, CompletionQueue. Waiting happens without the GIL, in slices after which signals are handled.
+// Communicator, Work, CompletionQueue. Waiting happens without the GIL, in slices after which signals are handled.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -9,6 +9,7 @@
 #include <map>
 
 #include "bind/bind.hpp"
+#include "bind/plan.hpp"
 #include "core/communicator.hpp"
 #include "transport/ucx/ucx_worker.hpp"
 
@@ -17,52 +18,6 @@ namespace nb = nanobind;
 namespace ringleader {
 
 namespace {
-
-constexpr auto kSlice = std::chrono::milliseconds(100);  // longest wait without looking at signals
-constexpr int kQuickRounds = 200;                        // progress attempts before the GIL is released: a few microseconds
-
-void handle_signals() {
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
-struct PyPlan {
-  std::shared_ptr<Communicator> communicator;
-  std::shared_ptr<const Plan> plan;
-  bool spin;
-};
-
-struct PyWork {
-  std::shared_ptr<Communicator> communicator;
-  std::shared_ptr<WorkState> state;
-  bool message = false;  // point-to-point
-};
-
-void require_pointers(const Plan& plan, std::uintptr_t in, std::uintptr_t out) {
-  if ((plan.in_bytes && !in) || (plan.out_bytes && !out))
-    throw Error(ErrorKind::invalid, std::string(name(plan.lowered()->collective)) + ": the " + (plan.in_bytes && !in ? "input" : "output") +
-                                        " pointer is null, but this rank has one of " +
-                                        std::to_string(plan.in_bytes && !in ? plan.in_bytes : plan.out_bytes) + " bytes");
-}
-
-void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
-  require_pointers(*self.plan, in, out);
-  Call call(self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout);
-  if (self.spin && call.spin(kQuickRounds)) return;
-  for (;;) {
-    bool done;
-    {
-      nb::gil_scoped_release released;
-      done = call.advance(Clock::now() + kSlice);
-    }
-    if (done) return;
-    handle_signals();  // leaving by an exception abandons the call, which aborts the communicator
-  }
-}
-
-PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
-  require_pointers(*self.plan, in, out);
-  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout)};
-}
 
 bool wait_work(PyWork& self, double timeout) {
   const auto until = timeout > 0 && timeout < 1e9
@@ -99,11 +54,12 @@ CommOptions parse_options(const std::map<std::string, std::int64_t>& given) {
   options.ring_bytes = static_cast<std::uint64_t>(take("p2p_ring_bytes", static_cast<std::int64_t>(options.ring_bytes)));
   options.wait.spin_us = static_cast<std::uint32_t>(take("spin_us", options.wait.spin_us));
   options.wait.yield_us = static_cast<std::uint32_t>(take("yield_us", options.wait.yield_us));
+  options.inline_bytes = static_cast<std::uint64_t>(take("inline_bytes", static_cast<std::int64_t>(options.inline_bytes)));
   const std::int64_t cores = take("usable_cores", 0), ranks = take("local_ranks", 1);
   options.wait.oversubscribed = cores > 0 && ranks > cores;
   if (!rest.empty())
     throw Error(ErrorKind::invalid, "unknown option '" + rest.begin()->first +
-                                        "'; known: slot_bytes, p2p_ring_bytes, spin_us, yield_us, usable_cores, local_ranks");
+                                        "'; known: slot_bytes, p2p_ring_bytes, inline_bytes, spin_us, yield_us, usable_cores, local_ranks");
   options.small_slot_bytes = std::min(options.small_slot_bytes, options.slot_bytes);
   return options;
 }
@@ -124,7 +80,7 @@ OpInfo describe(Collective collective, std::uint64_t count, DType dtype, ReduceO
   return info;
 }
 
-PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, bool spin, LoweredPtr lowered, int collective, std::uint64_t count,
+PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, LoweredPtr lowered, int collective, std::uint64_t count,
                  int dtype, int op, Rank root, std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape,
                  double factor, int wire) {
   if (static_cast<int>(lowered->collective) != collective)
@@ -140,18 +96,16 @@ PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, bool spin, L
   request.op = static_cast<ReduceOp>(op);
   request.factor = factor;
   request.info = describe(static_cast<Collective>(collective), count, request.dtype, request.op, root, algorithm, shape, factor);
-  return {communicator, communicator->make_plan(std::move(request)), spin};
+  return {communicator, communicator->make_plan(std::move(request))};
 }
 
-// The Python class: the native communicator and how its synchronous calls begin.
+// The Python class.
 struct PyCommunicator {
   std::shared_ptr<Communicator> native;
-  bool spin;
 
   PyCommunicator(Rank rank, Rank size, double timeout, const std::map<std::string, std::int64_t>& given) {
     const CommOptions options = parse_options(given);
     native = std::make_shared<Communicator>(rank, size, timeout, options);
-    spin = !options.wait.oversubscribed;
   }
 };
 
@@ -247,11 +201,6 @@ void bind_comm(nb::module_& m) {
       }), nb::arg("libraries"), nb::arg("settings"))
       .def_prop_ro("address", [](UcxWorker& self) { return nb::bytes(self.address().data(), self.address().size()); })
       .def_prop_ro("library", [](UcxWorker& self) { return "UCX " + self.api().version() + " (" + self.api().library + ")"; });
-  nb::class_<PyPlan>(m, "Plan")
-      .def("run", &run_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
-      .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
-      .def_prop_ro("nbytes", [](PyPlan& self) { return self.plan->nbytes; })
-      .def_prop_ro("windows", [](PyPlan& self) { return self.plan->windows; });
   nb::class_<PyCommunicator>(m, "Communicator")
       .def(nb::init<Rank, Rank, double, const std::map<std::string, std::int64_t>&>(), nb::arg("rank"), nb::arg("size"),
            nb::arg("timeout"), nb::arg("options"))
@@ -260,7 +209,7 @@ void bind_comm(nb::module_& m) {
            nb::arg("ucx").none() = nb::none(), nb::arg("ucx_addresses") = std::vector<nb::bytes>(), nb::arg("ucx_channels") = 0)
       .def("plan", [](PyCommunicator& self, std::shared_ptr<Lowered> lowered, int collective, std::uint64_t count, int dtype, int op, Rank root,
                       std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape, double factor, int wire) {
-        return make_plan(self.native, self.spin, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor, wire);
+        return make_plan(self.native, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor, wire);
       }, nb::arg("lowered"), nb::arg("collective"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"),
          nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0, nb::arg("wire") = 0)
       .def("isend", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout) {

@@ -7,6 +7,9 @@ NB_MODULE(_core, m) {
   ringleader::bind_schedule(m);
   ringleader::bind_reduce(m);
   ringleader::bind_memory(m);
+  ringleader::bind_plan(m);
   ringleader::bind_comm(m);
   ringleader::bind_compress(m);
+  ringleader::bind_calls(m);
+  ringleader::bind_operation(m);
 }

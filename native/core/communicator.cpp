@@ -21,6 +21,7 @@ Communicator::Communicator(Rank rank, Rank size, double timeout_seconds, const C
   mesh_.size = size;
   mesh_.slot_bytes = options.slot_bytes;
   mesh_.small_slot_bytes = options.small_slot_bytes;
+  options_.inline_bytes = std::min<std::uint64_t>(options.inline_bytes, Mailbox::kPayload);
   void* memory = Arena::instance().allocate(SharedBlock::bytes(size), 64);
   mesh_.own = static_cast<SharedBlock*>(memory);  // arena memory is zero: the block's valid initial state
   mesh_.peers.resize(static_cast<std::size_t>(size));
@@ -114,11 +115,12 @@ std::shared_ptr<const Plan> Communicator::make_plan(PlanRequest request) {
   request.rank = mesh_.rank;
   request.slot_bytes = options_.slot_bytes;
   request.small_slot_bytes = options_.small_slot_bytes;
+  request.inline_bytes = options_.inline_bytes;
   request.connections = connections;
   return std::make_shared<const Plan>(request);
 }
 
-void Communicator::require_usable() {
+void Communicator::refuse() {
   if (generation_ != fork_generation())
     throw Error(ErrorKind::forked, "this communicator belongs to the parent process; a forked child cannot use it. "
                                    "Create communicators after forking, or start workers with the spawn method");
@@ -190,8 +192,9 @@ void Communicator::close(double timeout_seconds) {
     std::unique_lock lock(mutex_);
     stop_ = true;
     pending.swap(queue_);
+    update_wanted();
     wake_.notify_all();
-    quiet = wake_.wait_until(lock, until, [this] { return !busy_; });
+    quiet = wake_.wait_until(lock, until, [this] { return !busy(); });
   }
   for (Job& job : pending) job.work->fail(closed);
   if (thread_started_) thread_.join();

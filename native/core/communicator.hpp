@@ -15,6 +15,7 @@
 #include "core/mesh.hpp"
 #include "core/p2p.hpp"
 #include "core/work.hpp"
+#include "memory/fork.hpp"
 #include "transport/shm/waiter.hpp"
 #include "transport/tcp/control_connection.hpp"
 
@@ -25,6 +26,7 @@ class UcxWorker;
 struct CommOptions {
   std::uint64_t slot_bytes = 512 << 10;       // of one large staging slot
   std::uint64_t small_slot_bytes = 32 << 10;  // of one small one
+  std::uint64_t inline_bytes = 8 << 10;       // most that a rank shows through its mailbox; 0 = none
   std::uint64_t ring_bytes = 128 << 10;       // of one point-to-point ring
   WaitPolicy wait;
 };
@@ -73,7 +75,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   double timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(double seconds) { timeout_.store(seconds, std::memory_order_relaxed); }
   Mesh& mesh() { return mesh_; }
-  void require_usable();  // throws Error(aborted | closed | forked | invalid)
+  void require_usable() {  // throws Error(aborted | closed | forked | invalid)
+    if (generation_ != fork_generation() || state() != State::live || aborted(mesh_.own->control)) refuse();
+  }
   struct RankStatus {
     std::string name, last;
     bool alive = true;
@@ -84,6 +88,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  private:
   friend class Call;
 
+  void refuse();  // throws why require_usable() does, unless the cause is gone by now
+
   struct Job {
     std::shared_ptr<const Plan> plan;
     void *in, *out;
@@ -93,18 +99,33 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // How far a thread that drives an operation got with its waiting.
   struct Driver {
-    explicit Driver(Communicator& communicator)
-        : waiter(communicator.options_.wait, &communicator.mesh_.own->control, &communicator.spin_budget_) {}
+    explicit Driver(Communicator& communicator, double limit = 0)
+        : waiter(communicator.options_.wait, &communicator.mesh_.own->control, &communicator.spin_budget_), timeout(limit) {}
     Waiter waiter;
-    double timeout = 0;
+    double timeout;
     Clock::time_point started{}, deadline{}, next_health{};
     std::uint32_t moves = 0;
+    std::uint32_t looked = 0;  // in vain at peers on other cores, in this wait
     std::vector<pollfd> fds;
   };
 
-  bool acquire();  // the right to run an operation now; false if another runs or waits
-  void release();
-  void begin(const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout, Driver& driver);
+  // The right to run an operation now; false if another runs or waits.
+  bool acquire() {
+    std::uint32_t free = 0;
+    return turn_.compare_exchange_strong(free, kBusy, std::memory_order_acquire, std::memory_order_relaxed);
+  }
+  void release() {
+    std::uint32_t mine = kBusy;
+    if (!turn_.compare_exchange_strong(mine, 0, std::memory_order_release, std::memory_order_relaxed)) release_contended();
+  }
+  void release_contended();
+  bool worth_another_look(std::uint32_t& looked);
+  void update_wanted();  // under mutex_
+  bool busy() const { return (turn_.load(std::memory_order_acquire) & kBusy) != 0; }
+  void begin(const Plan& plan, void* in, void* out) {
+    execution_.begin(plan, in, out, next_sequence_);
+    ++next_sequence_;
+  }
   bool drive(Driver& driver, Clock::time_point until, bool serve_p2p);
   void check(Driver& driver, Clock::time_point now);
   void check_peers(bool in_operation);
@@ -127,6 +148,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void ensure_thread();
   void thread_main();
   void run_job(Job& job);
+  std::vector<std::shared_ptr<WorkState>> start_slices(const Job& job);
+  void join_slices(const Plan& plan, const std::vector<std::shared_ptr<WorkState>>& works);
+  void give_up_slices(const Plan& plan, const std::vector<std::shared_ptr<WorkState>>& works, const Error& cause);
   void p2p_turn(Driver& driver);
   void connect_peer(Rank rank, const ConnectRequest& request, std::vector<std::unique_ptr<ByteStream>>& streams);
   void connect_data(Rank rank, const ConnectRequest& request);
@@ -137,6 +161,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Mesh mesh_;
   CommOptions options_;
   SpinBudget spin_budget_;
+  Patience patience_;  // under kBusy
   std::atomic<double> timeout_;
   std::uint64_t generation_;  // of forks
   std::atomic<State> state_{State::fresh};
@@ -147,17 +172,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<char> goodbye_;                                // network peers that said they leave
   std::vector<char> gone_;                                   // network peers whose control connection ended without goodbye
   std::vector<OpInfo> presence_;                             // the last operation each network peer said it waits in
-  std::uint64_t presence_sent_ = 0;                          // sequence of the last one told to them; under busy_
+  std::uint64_t presence_sent_ = 0;                          // sequence of the last one told to them; under kBusy
   std::unique_ptr<PointToPoint> p2p_;
 
   mutable std::mutex failure_mutex_;
   std::optional<Error> first_;  // the first cause
 
-  // One operation runs at a time: whoever holds busy_ uses execution_, the links and next_sequence_.
+  // One operation runs at a time: whoever holds kBusy uses execution_, the links and next_sequence_. kWanted stands while an operation is
+  // queued or the end has come: then no caller may run past them, and whoever is done tells the progress thread. Set and cleared under
+  // mutex_.
+  static constexpr std::uint32_t kBusy = 1, kWanted = 2;
+  std::atomic<std::uint32_t> turn_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job> queue_;
-  bool busy_ = false;
   bool stop_ = false;
   int helpers_ = 0;  // callers that move messages while they wait for one
   bool thread_started_ = false;
@@ -166,22 +194,27 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t next_sequence_ = 1;
 };
 
-// A synchronous operation: runs on the calling thread if nothing else runs or waits, else behind what does.
+// A synchronous operation: runs on the calling thread if nothing else runs or waits, else behind what does. Communicator and plan must
+// outlive it.
 class Call {
  public:
-  Call(std::shared_ptr<Communicator> communicator, std::shared_ptr<const Plan> plan, void* in, void* out, double timeout);
+  Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout);
   // Aborts the communicator if the operation was left unfinished.
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  bool spin(int rounds);                    // tries without waiting; true if complete
+  bool spin();                              // tries for a few microseconds, without sleeping or yielding; true if complete
   bool advance(Clock::time_point until);    // true if complete; throws the operation's error
 
  private:
-  std::shared_ptr<Communicator> communicator_;
-  Communicator::Driver driver_;
-  std::shared_ptr<WorkState> queued_;  // set if it went through the queue
+  void finish();
+  [[noreturn]] void fail(const Error& error);
+  std::string interrupted() const;
+  Communicator& communicator_;
+  double timeout_;
+  std::optional<Communicator::Driver> driver_;  // once it comes to waiting
+  std::shared_ptr<WorkState> queued_;           // set if it went through the queue
   bool running_ = false;
 };
 

@@ -212,6 +212,7 @@ void Communicator::fail(const Error& error) {
   {
     std::lock_guard lock(mutex_);
     pending.swap(queue_);
+    update_wanted();
   }
   const Error later(ErrorKind::aborted, std::string("the communicator was aborted: ") + error.what(), error.ranks);
   for (Job& job : pending) job.work->fail(later);

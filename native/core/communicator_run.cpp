@@ -1,4 +1,6 @@
 // How operations get their turn and are driven: on the caller's thread, or on the progress thread.
+#include <sched.h>
+
 #include <algorithm>
 
 #include "core/communicator.hpp"
@@ -14,6 +16,7 @@ constexpr auto kLongestSleep = milliseconds(50);
 constexpr auto kWorthSpinning = std::chrono::microseconds(4);  // a learned budget below this: peers share our core
 constexpr auto kWorthTelling = milliseconds(200);  // a wait that long may end in a timeout, whose message should name the late rank
 constexpr std::uint32_t kMovesPerClock = 64;       // progress steps between looks at the clock
+constexpr int kQuickRounds = 200;                  // attempts of Call::spin: a few microseconds
 
 }  // namespace
 
@@ -23,46 +26,51 @@ Clock::time_point Communicator::deadline_in(double timeout, Clock::time_point fr
   return from + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-bool Communicator::acquire() {
-  std::lock_guard lock(mutex_);
-  if (busy_ || stop_ || !queue_.empty()) return false;
-  busy_ = true;
-  return true;
-}
-
-void Communicator::release() {
-  bool others;
+void Communicator::release_contended() {
   {
     std::lock_guard lock(mutex_);
-    busy_ = false;
-    others = stop_ || !queue_.empty();
+    turn_.fetch_and(~kBusy, std::memory_order_release);
   }
-  if (others) wake_.notify_all();
+  wake_.notify_all();
 }
 
-// Under busy_. A failure here is local and happens before peers see anything of the operation.
-void Communicator::begin(const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout, Driver& driver) {
-  execution_.begin(plan, in, out, next_sequence_);
-  ++next_sequence_;
-  driver.waiter.progressed();
-  driver.started = {};
-  driver.deadline = {};
-  driver.next_health = {};
-  driver.timeout = timeout;
+void Communicator::update_wanted() {
+  if (stop_ || !queue_.empty())
+    turn_.fetch_or(kWanted, std::memory_order_relaxed);
+  else
+    turn_.fetch_and(~kWanted, std::memory_order_relaxed);
 }
 
-// Under busy_. True when the operation is complete, false after `until`. Throws its error.
+// Under kBusy, with more ranks than cores, when nothing moved: whether to try again before yielding. `looked` belongs to the wait.
+bool Communicator::worth_another_look(std::uint32_t& looked) {
+  const auto core = static_cast<std::uint32_t>(::sched_getcpu()) + 1;
+  std::atomic<std::uint32_t>& shown = mesh_.own->control.core;
+  if (shown.load(std::memory_order_relaxed) != core) shown.store(core, std::memory_order_relaxed);
+  if (patience_.more(looked) && execution_.waits_elsewhere(core)) {
+    ++looked;
+    cpu_relax();
+    return true;
+  }
+  patience_.learn(looked, false);
+  looked = 0;
+  return false;
+}
+
+// Under kBusy. True when the operation is complete, false after `until`. Throws its error.
 bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p) {
   ControlBlock& own = mesh_.own->control;
   for (;;) {
     const Execution::Step step = execution_.progress();
     if (step == Execution::Step::done) {
       driver.waiter.progressed();
+      patience_.learn(driver.looked, true);
       return true;
     }
     const bool stopped = aborted(own) || closing_.load(std::memory_order_relaxed);
     if (step == Execution::Step::moved && !stopped) {
       driver.waiter.progressed();
+      patience_.learn(driver.looked, true);
+      driver.looked = 0;
       if (++driver.moves % kMovesPerClock != 0) continue;
       const auto now = Clock::now();
       check(driver, now);
@@ -71,6 +79,7 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
     }
     if (stopped) check(driver, Clock::now());
     if (serve_p2p) p2p_->progress();
+    if (options_.wait.oversubscribed && !stopped && worth_another_look(driver.looked)) continue;
     const std::uint64_t sleeps = driver.waiter.sleeps();
     const auto ready = [&] { return execution_.can_move() || aborted(own) || closing_.load(std::memory_order_relaxed); };
     const auto descriptors = [&] {
@@ -78,6 +87,7 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
       execution_.poll_descriptors(driver.fds);
       return std::span<pollfd>(driver.fds);
     };
+    execution_.settle();
     driver.waiter.idle(ready, descriptors, kLongestSleep);
     Counters::add(mesh_.counters.sleeps, driver.waiter.sleeps() - sleeps);
     if (!driver.waiter.slow()) continue;
@@ -92,6 +102,7 @@ void Communicator::enqueue(Job job) {
     if (stop_) throw Error(ErrorKind::closed, "the communicator is closed");
     ensure_thread();
     queue_.push_back(std::move(job));
+    update_wanted();
   }
   wake_.notify_all();
   ring(mesh_.own->control);  // the thread may sleep in a point-to-point turn
@@ -159,19 +170,20 @@ void Communicator::thread_main() {
   Driver p2p_driver(*this);
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (!queue_.empty() && !busy_ && !stop_) {
+    if (!queue_.empty() && !busy() && !stop_) {
       Job job = std::move(queue_.front());
       queue_.pop_front();
-      busy_ = true;
+      turn_.fetch_or(kBusy, std::memory_order_acquire);  // nobody else can: kWanted stands
       lock.unlock();
       run_job(job);
       job = {};
       lock.lock();
-      busy_ = false;
+      turn_.fetch_and(~kBusy, std::memory_order_release);
+      update_wanted();
       wake_.notify_all();
       continue;
     }
-    if (stop_ && !busy_) return;
+    if (stop_ && !busy()) return;
     if (!p2p_->idle() && !stop_ && helpers_ == 0) {
       lock.unlock();
       p2p_turn(p2p_driver);
@@ -184,20 +196,26 @@ void Communicator::thread_main() {
 }
 
 void Communicator::run_job(Job& job) {
-  Driver driver(*this);
+  Driver driver(*this, job.timeout);
+  std::vector<std::shared_ptr<WorkState>> slices;
   try {
     require_usable();
-    begin(job.plan, job.in, job.out, job.timeout, driver);
+    slices = start_slices(job);
+    begin(*job.plan, job.in, job.out);
   } catch (const Error& error) {
+    give_up_slices(*job.plan, slices, error);
     job.work->fail(error);
     return;
   }
   try {
     while (!drive(driver, Clock::time_point::max(), true)) continue;
     execution_.finish();
+    join_slices(*job.plan, slices);
     job.work->complete();
   } catch (const Error& error) {
-    job.work->fail(first_cause_of(error));
+    const Error cause = first_cause_of(error);
+    give_up_slices(*job.plan, slices, cause);
+    job.work->fail(cause);
   }
 }
 
@@ -233,7 +251,7 @@ void Communicator::p2p_turn(Driver& driver) {
 
 bool Communicator::waiting_jobs() {
   std::lock_guard lock(mutex_);
-  return !busy_ && !queue_.empty();
+  return !busy() && !queue_.empty();
 }
 
 // Looks at everything that could end a wait other than its completion. Throws.
@@ -255,54 +273,57 @@ void Communicator::check(Driver& driver, Clock::time_point now) {
 
 // ---- synchronous calls
 
-Call::Call(std::shared_ptr<Communicator> communicator, std::shared_ptr<const Plan> plan, void* in, void* out, double timeout)
-    : communicator_(std::move(communicator)), driver_(*communicator_) {
-  communicator_->require_usable();
-  if (!communicator_->acquire()) {
-    queued_ = communicator_->start(std::move(plan), in, out, timeout);
+Call::Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout)
+    : communicator_(communicator), timeout_(timeout) {
+  communicator.require_usable();
+  if (!plan->beside.empty() || !communicator.acquire()) {
+    queued_ = communicator.start(plan, in, out, timeout);
     return;
   }
   try {
-    communicator_->begin(plan, in, out, timeout, driver_);
+    communicator.begin(*plan, in, out);
   } catch (...) {
-    communicator_->release();
+    communicator.release();
     throw;
   }
   running_ = true;
 }
 
 Call::~Call() {
-  if (queued_ && !queued_->done())
-    communicator_->abort(ErrorKind::aborted, communicator_->rank(), "an operation was interrupted on " +
-                                                                        communicator_->mesh_.name(communicator_->rank()));
+  if (queued_ && !queued_->done()) communicator_.abort(ErrorKind::aborted, communicator_.rank(), interrupted());
   if (!running_) return;
-  communicator_->fail(Error(ErrorKind::aborted, "an operation was interrupted on " +
-                                                    communicator_->mesh_.name(communicator_->rank()),
-                            {communicator_->rank()}));
-  communicator_->execution_.finish();
-  communicator_->close_links();
-  communicator_->release();
+  communicator_.fail(Error(ErrorKind::aborted, interrupted(), {communicator_.rank()}));
+  communicator_.execution_.finish();
+  communicator_.close_links();
+  communicator_.release();
 }
 
-bool Call::spin(int rounds) {
+std::string Call::interrupted() const {
+  return "an operation was interrupted on " + communicator_.mesh_.name(communicator_.rank());
+}
+
+bool Call::spin() {
   if (!running_) return false;
-  if (communicator_->spin_budget_.get() < kWorthSpinning) rounds = 1;
+  const bool oversubscribed = communicator_.options_.wait.oversubscribed;
+  const int rounds = communicator_.spin_budget_.get() < kWorthSpinning ? 1 : kQuickRounds;
+  Execution& execution = communicator_.execution_;
+  std::uint32_t looked = 0;
   try {
-    for (int i = 0; i < rounds; ++i) {
-      const Execution::Step step = communicator_->execution_.progress();
+    for (int i = 0; oversubscribed || i < rounds; ++i) {
+      const Execution::Step step = execution.progress();
       if (step == Execution::Step::done) {
-        running_ = false;
-        communicator_->execution_.finish();
-        communicator_->release();
+        communicator_.patience_.learn(looked, true);
+        finish();
         return true;
       }
-      if (step == Execution::Step::idle) cpu_relax();
+      if (oversubscribed) {
+        if (step == Execution::Step::idle && !communicator_.worth_another_look(looked)) return false;
+      } else if (step == Execution::Step::idle) {
+        cpu_relax();
+      }
     }
   } catch (const Error& error) {
-    running_ = false;
-    const Error cause = communicator_->first_cause_of(error);
-    communicator_->release();
-    throw cause;
+    fail(error);
   }
   return false;
 }
@@ -313,18 +334,27 @@ bool Call::advance(Clock::time_point until) {
     queued_->rethrow();
     return true;
   }
+  if (!driver_) driver_.emplace(communicator_, timeout_);
   try {
-    if (!communicator_->drive(driver_, until, false)) return false;
+    if (!communicator_.drive(*driver_, until, false)) return false;
   } catch (const Error& error) {
-    running_ = false;
-    const Error cause = communicator_->first_cause_of(error);
-    communicator_->release();
-    throw cause;
+    fail(error);
   }
-  running_ = false;
-  communicator_->execution_.finish();
-  communicator_->release();
+  finish();
   return true;
+}
+
+void Call::finish() {
+  running_ = false;
+  communicator_.execution_.finish();
+  communicator_.release();
+}
+
+void Call::fail(const Error& error) {
+  running_ = false;
+  const Error cause = communicator_.first_cause_of(error);
+  communicator_.release();
+  throw cause;
 }
 
 }  // namespace ringleader

@@ -7,8 +7,15 @@
 
 namespace ringleader {
 
-void Execution::begin(std::shared_ptr<const Plan> plan, void* in, void* out, std::uint64_t sequence) {
-  plan_ = std::move(plan);
+namespace {
+
+// Work on so much at most is over before a sleeping peer would mind that it is woken only then.
+constexpr std::uint64_t kQuickBytes = 256 << 10;
+
+}  // namespace
+
+void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t sequence) {
+  plan_ = &plan;
   program_ = &plan_->program();
   in_ = static_cast<std::byte*>(in);
   out_ = static_cast<std::byte*>(out);
@@ -16,17 +23,26 @@ void Execution::begin(std::shared_ptr<const Plan> plan, void* in, void* out, std
   info_.sequence = sequence;
   // Of the whole history: where data go one way only, nobody looks at a peer's entry, so a disagreement about such an
   // operation must show in the next one that does.
-  history_ = (history_ ^ info_.fingerprint()) * 0x9e3779b97f4a7c15u;
+  history_ = (history_ ^ plan_->info_hash) * 0x9e3779b97f4a7c15u;
   fingerprint_ = history_ & ~kRegisteredMask;
-  prepare_slot();
-  find_registered();
-  done_.assign(plan_->instrs.size(), 0);
-  links_.assign(plan_->links.size(), {});
-  for (std::size_t i = 0; i < links_.size(); ++i) {
-    const BoundLink& bound = plan_->links[i];
-    links_[i].link = mesh_.peers[static_cast<std::size_t>(bound.peer)].links[bound.connection].get();
+  if (views_.empty()) views_.resize(static_cast<std::size_t>(mesh_.size));
+  cursor_ = 0;
+  if (plan_->inlined) {
+    registered_bits_ = 0;
+    own_slots_ = reinterpret_cast<std::byte*>(mesh_.own->mailbox) + plan_->inline_offset;
+    own_slot_bytes_ = sizeof(Mailbox);
+    links_.clear();
+    polls_ = 0;
+  } else {
+    prepare_slot();
+    find_registered();
+    done_.assign(plan_->instrs.size(), 0);
+    links_.assign(plan_->links.size(), {});
+    for (std::size_t i = 0; i < links_.size(); ++i) {
+      const BoundLink& bound = plan_->links[i];
+      links_[i].link = mesh_.peers[static_cast<std::size_t>(bound.peer)].links[bound.connection].get();
+    }
   }
-  views_.resize(static_cast<std::size_t>(mesh_.size));
   first_window_ = mesh_.next_window;
   mesh_.next_window += plan_->windows;
   window_ = 0;
@@ -36,7 +52,7 @@ void Execution::begin(std::shared_ptr<const Plan> plan, void* in, void* out, std
 }
 
 void Execution::finish() {
-  plan_.reset();
+  plan_ = nullptr;
   program_ = nullptr;
   phase_ = Phase::done;
 }
@@ -128,6 +144,14 @@ void Execution::check_fingerprint(Rank rank) const {
               {rank});
 }
 
+// The peer is known to be in another operation; its entry record says in which, unless it went far ahead since.
+void Execution::throw_mismatch(Rank rank) const {
+  check_fingerprint(rank);
+  throw Error(ErrorKind::mismatch, "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + info_.text() + ", but " +
+                                       mesh_.name(rank) + " runs another",
+              {rank});
+}
+
 // Invariant: called after the peer's progress reached this window, and before any of its memory is touched in it.
 void Execution::look_at(Rank rank) {
   View& view = views_[static_cast<std::size_t>(rank)];
@@ -165,8 +189,7 @@ bool Execution::waits_satisfied(const Wait* first, std::size_t n) {
 }
 
 bool Execution::reached_all(const std::vector<Wait>& waits, std::uint64_t window) const {
-  return std::all_of(waits.begin(), waits.end(),
-                     [&](const Wait& wait) { return mesh_.reached(wait.rank, window, wait.count); });
+  return std::all_of(waits.begin(), waits.end(), [&](const Wait& wait) { return reached(wait, window); });
 }
 
 bool Execution::ready(const BoundInstr& instr) {
@@ -219,7 +242,13 @@ void Execution::stage_out(std::uint32_t window) {
 
 // ---- the machine
 
-Execution::Step Execution::progress() {
+void Execution::settle() {
+  if (!ring_due_) return;
+  ring_due_ = false;
+  ring(mesh_.local_blocks);
+}
+
+Execution::Step Execution::progress_slots() {
   bool moved = false;
   for (;;) {
     bool advanced = false;
@@ -241,7 +270,10 @@ Execution::Step Execution::progress() {
       case Phase::release:
         // Peers may still read registered user memory; slots are waited for when they are used again.
         advanced = registered_bits_ == 0 || reached_all(program_->free_waits, window_number());
-        if (advanced) phase_ = Phase::done;
+        if (advanced) {
+          phase_ = Phase::done;
+          settle();
+        }
         break;
       case Phase::done:
         return Step::done;
@@ -280,7 +312,8 @@ bool Execution::finish_window(std::uint32_t window) {
 
 void Execution::publish(std::uint32_t count) {
   publish_progress(mesh_.own->control, window_number(), count);
-  ring(mesh_.local_blocks);
+  ring_due_ = true;
+  if (plan_->nbytes > kQuickBytes || !links_.empty()) settle();
 }
 
 bool Execution::run() {

@@ -20,9 +20,12 @@ class Execution {
   explicit Execution(Mesh& mesh) : mesh_(mesh) {}
 
   // Throws Error(invalid | memory) before anything is visible to peers.
-  void begin(std::shared_ptr<const Plan> plan, void* in, void* out, std::uint64_t sequence);
+  // The plan must live until finish().
+  void begin(const Plan& plan, void* in, void* out, std::uint64_t sequence);
   // Does what can be done without waiting. Throws Error(mismatch | peer_lost | internal).
-  Step progress();
+  Step progress() { return plan_->inlined ? progress_inline() : progress_slots(); }
+  // Call before anything that takes longer than another progress(): what was published is made known to sleeping peers then.
+  void settle();
   // Whether progress() would move something now, links aside: what a sleeper asks before it sleeps.
   bool can_move() const;
   // Descriptors to sleep on.
@@ -33,6 +36,8 @@ class Execution {
   const OpInfo& info() const { return info_; }
   std::uint64_t window_number() const { return first_window_ + window_; }
   void finish();  // drops the plan
+  // Whether all peers that this rank waits for now were last seen on cores other than `core` (ControlBlock::core).
+  bool waits_elsewhere(std::uint32_t core) const;
 
  private:
   enum class Phase { enter, finish_previous, run, finish_last, release, done };
@@ -48,11 +53,22 @@ class Execution {
     std::size_t next_send = 0, next_receive = 0;
   };
 
+  Step progress_slots();
+  Step progress_inline();
+  bool mailbox_free() const;
+  void fill_mailbox();
+  bool arrived(Rank rank);
+  void finish_inline();
+
   bool wait_satisfied(const Wait& wait);
   bool waits_satisfied(const Wait* first, std::size_t n);
+  bool reached(const Wait& wait, std::uint64_t window) const;
+  template <class Visit>  // bool visit(const Wait& wait, std::uint64_t window); stops when it says false
+  bool each_wait(Visit&& visit) const;
   bool reached_all(const std::vector<Wait>& waits, std::uint64_t window) const;
   void look_at(Rank rank);
   void check_fingerprint(Rank rank) const;
+  [[noreturn]] void throw_mismatch(Rank rank) const;
   bool ready(const BoundInstr& instr);
 
   bool enter();
@@ -78,7 +94,7 @@ class Execution {
   void prepare_slot();
 
   Mesh& mesh_;
-  std::shared_ptr<const Plan> plan_;
+  const Plan* plan_ = nullptr;
   const RankProgram* program_ = nullptr;
   std::byte* in_ = nullptr;
   std::byte* out_ = nullptr;
@@ -99,6 +115,8 @@ class Execution {
   std::vector<std::uint32_t> done_;      // per instruction, this window; Links write into it
   std::vector<LinkState> links_;
   std::vector<View> views_;              // by rank
+  bool ring_due_ = false;                // something was published, and peers that sleep have not been woken yet
+  std::uint32_t polls_ = 0;              // of mailboxes, in vain, in this operation
   std::vector<void*> dsts_;              // scratch of execute()
   std::vector<const void*> srcs_;
 };

@@ -16,6 +16,17 @@
 
 namespace ringleader {
 
+// The inline protocol's staging slot: what a rank shows to its peers in one window, with the flag that says so. The first line holds
+// the flag and, if it fits, the whole payload: then a reader misses one cache line per peer, and a writer fills one. Two per rank, used
+// in turn. All zero is the valid initial state.
+struct alignas(64) Mailbox {
+  static constexpr std::size_t kHeader = 16;           // a payload of up to 64 - kHeader bytes follows it at once
+  static constexpr std::size_t kPayload = 16 << 10;    // else it begins in the next line
+  std::atomic<std::uint64_t> window;                   // the window the rest belongs to; written last
+  std::atomic<std::uint64_t> fingerprint;
+  std::byte payload[64 - kHeader + kPayload];
+};
+
 enum SlotClass : std::size_t { kSmallSlot = 0, kLargeSlot = 1 };
 
 // A rank's memory that all ranks of its node see. Followed by two arrays of `size`: arena offsets of the rings this rank writes to
@@ -25,6 +36,7 @@ struct SharedBlock {
   alignas(64) std::atomic<std::uint64_t> slot_offset[2];  // arena offset of the pair of slots of each class; 0 = not made yet
   std::atomic<std::uint64_t> slot_bytes[2];               // of one slot of the pair
   std::atomic<std::uint64_t> ring_bytes;                  // capacity of the rings this rank writes
+  Mailbox mailbox[2];                                     // by window % 2
   std::atomic<std::uint64_t>* rings() { return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1); }
   std::atomic<std::uint32_t>* departed(Rank size) { return reinterpret_cast<std::atomic<std::uint32_t>*>(rings() + size); }
   static std::size_t bytes(Rank size) { return sizeof(SharedBlock) + 12 * static_cast<std::size_t>(size); }
@@ -45,6 +57,7 @@ struct Mesh {
     std::string name;                      // for messages
     std::shared_ptr<PeerProcess> process;  // same node only (own rank: this process)
     SharedBlock* shared = nullptr;
+    std::uint64_t seen = 0;                // the last known value of its progress word
     std::vector<std::unique_ptr<Link>> links;  // other nodes only: one per data connection
   };
 
@@ -65,12 +78,24 @@ struct Mesh {
   };
   std::array<std::array<PendingFree, 2>, 2> pending_free;  // [class][window % 2]
 
+  // The same for mailboxes: the window that filled each last, and the local ranks that read it then (a bit each).
+  struct PendingReaders {
+    std::uint64_t window = 0, readers = 0;
+  };
+  std::array<PendingReaders, 2> pending_readers;
+
   std::uint64_t next_window = 1;
 
   ControlBlock& control(Rank r) const { return peers[static_cast<std::size_t>(r)].shared->control; }
   const std::string& name(Rank r) const { return peers[static_cast<std::size_t>(r)].name; }
-  bool reached(Rank r, std::uint64_t window, std::uint32_t count) const {
-    return control(r).progress.load(std::memory_order_acquire) >= progress_word(window, count);
+  Mailbox& mailbox(Rank r, std::uint64_t window) const { return peers[static_cast<std::size_t>(r)].shared->mailbox[window & 1]; }
+
+  // Progress only grows, so what was seen of it once stays true and needs no look at the peer's memory. For whoever runs an operation.
+  bool reached(Rank r, std::uint64_t window, std::uint32_t count) {
+    std::uint64_t& seen = peers[static_cast<std::size_t>(r)].seen;
+    if (seen >= progress_word(window, count)) return true;
+    seen = control(r).progress.load(std::memory_order_acquire);
+    return seen >= progress_word(window, count);
   }
 };
 

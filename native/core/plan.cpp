@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/geometry.hpp"
+#include "core/mesh.hpp"
 #include "transport/shm/control.hpp"
 
 namespace ringleader {
@@ -12,6 +13,7 @@ namespace {
 
 constexpr std::uint32_t kNoPosition = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint64_t kLine = 64;  // positions in a slot are whole cache lines
+constexpr Rank kMaskRanks = 64;      // ranks that Plan::inline_readers has bits for
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -71,7 +73,15 @@ class PlanBuilder {
       throw Error(ErrorKind::invalid, "a program of " + std::to_string(plan_.in_order.size()) +
                                           " instructions is too long for the progress counter");
     stage();
-    find_registrable();
+    plan_.inlined = fits_inline();
+    if (plan_.inlined) {
+      find_readers();
+    } else {
+      find_registrable();
+    }
+    plan_.info.inlined = plan_.inlined;
+    plan_.info.sequence = 0;
+    plan_.info_hash = plan_.info.fingerprint();
   }
 
  private:
@@ -100,11 +110,11 @@ class PlanBuilder {
   const Positions& positions(Rank rank) const { return positions_[static_cast<std::size_t>(rank)]; }
 
   void cut_windows() {
-    std::uint64_t most = 0;
     for (Rank r = 0; r < lowered_.n; ++r) {
       positions_.emplace_back(lowered_, r, user(r));
-      most = std::max<std::uint64_t>(most, positions_.back().total);
+      most_ = std::max<std::uint64_t>(most_, positions_.back().total);
     }
+    const std::uint64_t most = most_;
     const std::uint64_t chunk = geometry_.max_chunk_bytes();
     plan_.uses_slot = positions(request_.rank).total > 0;
     // In a wire format windows are cut between blocks, so that blocks count from the start of a chunk, however it is cut.
@@ -251,6 +261,36 @@ class PlanBuilder {
     }
   }
 
+  // Whether every rank needs nothing of the others but what they start with, and little of it: then it is enough that each shows its
+  // part once. All ranks must come to the same answer, so it follows from what all of them know.
+  bool fits_inline() {
+    if (lowered_.n < 2 || lowered_.n > kMaskRanks || plan_.windows != 1 || most_ * plan_.stride > request_.inline_bytes) return false;
+    for (Rank r = 0; r < lowered_.n; ++r) {
+      const RankProgram& program = lowered_.programs[static_cast<std::size_t>(r)];
+      const auto after_entry = [](const Wait& wait) { return wait.count == 1; };
+      const auto own_result = [&](const Instr& instr) {
+        const auto first = program.operands.begin() + instr.dst_first;
+        return instr.op == Op::reduce && std::all_of(first, first + instr.dst_n, [r](const Operand& dst) { return dst.rank == r; });
+      };
+      if (!program.out_waits.empty() || !std::all_of(program.waits.begin(), program.waits.end(), after_entry) ||
+          !std::all_of(program.instrs.begin(), program.instrs.end(), own_result))
+        return false;
+      for (std::size_t b = 0; b < 3; ++b)
+        for (std::size_t c = 0; c < layout(r).reach[b].size(); ++c)
+          if (layout(r).reach[b][c] == Reach::shared && layout(r).written[b][c]) return false;
+    }
+    const bool one_line = most_ == 1 && geometry_.max_chunk_bytes() <= kLine - Mailbox::kHeader;
+    plan_.inline_offset = static_cast<std::uint32_t>(one_line ? Mailbox::kHeader : kLine);
+    return true;
+  }
+
+  // Whoever reads a rank's mailbox has waited for it.
+  void find_readers() {
+    for (Rank r = 0; r < lowered_.n; ++r)
+      for (const Wait& wait : lowered_.programs[static_cast<std::size_t>(r)].waits)
+        if (wait.rank == request_.rank) plan_.inline_readers |= std::uint64_t{1} << r;
+  }
+
   void find_registrable() {
     const Rank rank = request_.rank;
     const UserMap own = user(rank);
@@ -283,6 +323,7 @@ class PlanBuilder {
   const Lowered& lowered_;
   Geometry geometry_;
   std::vector<Positions> positions_;
+  std::uint64_t most_ = 0;  // staged chunks of the rank that has most
 };
 
 Plan::Plan(const PlanRequest& request) { PlanBuilder(*this, request).build(); }

@@ -26,6 +26,7 @@ struct PlanRequest {
   WireFormat wire = WireFormat::f32;   // of network messages; the schedule must be lowered for it (LowerOptions::wire)
   std::uint64_t slot_bytes = 0;        // capacity of a large staging slot
   std::uint64_t small_slot_bytes = 0;  // capacity of a small one
+  std::uint64_t inline_bytes = 0;      // most that a rank may show through its mailbox; 0 = never
   std::size_t connections = 1;         // data connections to each network peer; channels share them in turn
   OpInfo info;                         // everything but the sequence number
 };
@@ -83,6 +84,16 @@ struct StageCopy {
   bool round;  // to the wire format
 };
 
+class Communicator;
+class Plan;
+
+// A slice of an operation that another communicator runs at the same time, on its own thread. Bytes count from the operation's pointers.
+struct Slice {
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<const Plan> plan;
+  std::uint64_t offset;
+};
+
 class Plan {
  public:
   // Throws Error(invalid).
@@ -105,6 +116,11 @@ class Plan {
   std::uint32_t windows = 1;
   bool large_slot = false;
   bool uses_slot = false;             // this rank has staged chunks
+  // The inline protocol (execution_inline.cpp): what peers read lies in mailboxes instead of slots or registered memory.
+  bool inlined = false;
+  std::uint32_t inline_offset = 0;    // of the staged chunks in a mailbox
+  std::uint64_t inline_readers = 0;   // ranks that read this one's mailbox, a bit each
+  std::uint64_t info_hash = 0;        // of `info`, without a sequence number
 
   std::vector<BoundInstr> instrs;
   std::vector<std::uint32_t> in_order;   // indices of in-order instructions
@@ -125,6 +141,9 @@ class Plan {
     std::int64_t low = 0, high = 0;  // extent of the shared chunks relative to the pointer
   };
   std::array<Registrable, 3> registrable;
+
+  // What runs beside it: the operation is complete when all slices are. Its own share is the first slice.
+  std::vector<Slice> beside;
 
  private:
   friend class PlanBuilder;

@@ -89,7 +89,7 @@ inline ErrorKind kind_of(const std::exception_ptr& error) {
 
 inline void run_plan(const std::shared_ptr<Communicator>& communicator, const std::shared_ptr<const Plan>& plan, void* in,
                      void* out, double timeout = 0) {
-  Call call(communicator, plan, in, out, timeout);
+  Call call(*communicator, plan, in, out, timeout);
   while (!call.advance(Clock::now() + std::chrono::milliseconds(100))) continue;
 }
 

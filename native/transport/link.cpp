@@ -7,7 +7,7 @@
 namespace ringleader {
 
 // OpInfo and MessageHeader are sent as they lie in memory: no padding may hide in them.
-// (96 = four words, five small fields in 8 bytes, six extents, the wire format in 8 bytes)
+// (96 = four words, five small fields in 8 bytes, six extents, wire format and protocol in 8 bytes)
 static_assert(sizeof(OpInfo) == 96 && std::is_trivially_copyable_v<OpInfo>);
 static_assert(sizeof(MessageHeader) == 120 && std::is_trivially_copyable_v<MessageHeader>);
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
@@ -57,7 +57,7 @@ std::uint64_t OpInfo::fingerprint() const {
   state = absorb(state, static_cast<std::uint32_t>(root));
   state = absorb(state, static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(dtype) << 8 |
                             static_cast<std::uint64_t>(op) << 16 | static_cast<std::uint64_t>(ndim) << 24 |
-                            static_cast<std::uint64_t>(wire) << 32);
+                            static_cast<std::uint64_t>(wire) << 32 | static_cast<std::uint64_t>(inlined) << 40);
   for (std::int64_t extent : shape) state = absorb(state, static_cast<std::uint64_t>(extent));
   // The engine keeps flags in the low three bits, and 0 means "nothing entered".
   state &= ~std::uint64_t{7};
@@ -82,6 +82,7 @@ std::string OpInfo::text() const {
   if (root >= 0) text += ", root " + std::to_string(root);
   if (wire != 0 && wire < kWireFormatCount) text += ", wire " + std::string(name(static_cast<WireFormat>(wire)));
   if (wire >= kWireFormatCount) text += ", " + code("wire", wire);
+  if (inlined != 0) text += ", inline";
   char hash[24];
   std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(algorithm));
   return text + ", algorithm " + hash;

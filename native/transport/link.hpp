@@ -27,7 +27,8 @@ struct OpInfo {
   std::uint8_t ndim = 0;       // 255 = shape not given
   std::int64_t shape[6] = {0, 0, 0, 0, 0, 0};  // first six dimensions
   std::uint8_t wire = 0;       // WireFormat of the messages
-  std::uint8_t unused[7] = {0, 0, 0, 0, 0, 0, 0};
+  std::uint8_t inlined = 0;    // 1: payload beside the flag (Plan::inlined)
+  std::uint8_t unused[6] = {0, 0, 0, 0, 0, 0};
 
   std::uint64_t fingerprint() const;  // hash of every field; never 0
   std::string text() const;           // "all_reduce #12 of float32 (2, 3), op sum, algorithm 5f3a..."

@@ -5,6 +5,9 @@ Every call that may block releases the GIL, and returns to Python at least every
 Errors are raised as the classes given to `set_error_types`.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -135,8 +138,8 @@ class Communicator:
     """One rank's end of a group. Construct on every rank, exchange `control_offset()`, then `connect`."""
 
     def __init__(self, rank: int, size: int, timeout: float, options: dict[str, int]) -> None:
-        """options: slot_bytes (staging slot, two per rank), spin_us, yield_us, usable_cores, local_ranks,
-        p2p_ring_bytes."""
+        """options: slot_bytes (staging slot, two per rank), inline_bytes (most that goes beside a flag), spin_us,
+        yield_us, usable_cores, local_ranks, p2p_ring_bytes."""
     def control_offset(self) -> int:
         """Offset of this rank's control block in its arena; peers need it in `connect`."""
     def connect(
@@ -208,8 +211,14 @@ class Plan:
         away from the root). timeout 0 = the communicator's."""
     def start(self, in_ptr: int, out_ptr: int, timeout: float = 0) -> Work:
         """Asynchronous, on the progress thread; operations of a communicator run in the order they were started."""
+    def beside(self, slices: list[tuple[Plan, int]]) -> Plan:
+        """This plan and others, on other communicators of the same ranks, as one operation. Each other one works from a
+        number of bytes behind the pointers on, on its communicator's progress thread."""
     @property
     def nbytes(self) -> int: ...
+    @property
+    def inlined(self) -> bool:
+        """Whether peers read this operation's data from mailboxes: the inline protocol, for small one-step programs."""
     @property
     def windows(self) -> int:
         """How many windows the operation runs in (1 = no segmentation by the staging slot)."""
@@ -226,6 +235,44 @@ class Work:
     def tag(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+# ---------------------------------------------------------------- the short way (bind/bind_calls.cpp)
+
+class Lane:
+    """Base class of communicators: remembers calls on plain NumPy arrays, for `Verb`."""
+
+    _last_choice: Any
+    def _learn(
+        self,
+        verb: int,
+        words: tuple[Any, ...],
+        x: object,
+        out: object,
+        plan: Plan,
+        choice: object,
+        writes: bool,
+        distance: int | None,
+        in_ptr: int,
+        keep: object,
+    ) -> None:
+        """Remember a call by its verb's code, `words` (op, root, algorithm, wire; compared by identity) and the arrays'
+        types and shapes. `distance`: bytes from x to out at which they may overlap. `in_ptr`: memory of a call without
+        arrays, kept alive by `keep`. Arrays that are not plain are ignored."""
+    def _forget(self) -> None:
+        """Forget all calls."""
+
+class Verb:
+    """A method descriptor: runs a call that the `Lane` knows, else calls `function` with the same arguments."""
+
+    def __init__(self, function: Callable[..., Any], code: int, positional: tuple[str, ...]) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class Operation:
+    """Base class of persistent operations: calling one runs the plan it is bound to, or `_run()` if it is not."""
+
+    def _bind(self, plan: Plan, in_ptr: int, out_ptr: int, result: object, timeout: float) -> None: ...
+    def __call__(self) -> Any:
+        """Run to the end; returns the result array."""
 
 class CompletionQueue:
     """Completed works in completion order, for a thread that finishes framework futures."""

@@ -84,7 +84,7 @@ class Case:
     op: str
     root: int
     in_place: bool
-    mode: str  # sync, async, persistent
+    mode: str  # sync, async, persistent, again (as a call like an earlier one)
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -131,10 +131,10 @@ def cases(collective: str, n: int, counts: tuple[int, ...] = COUNTS) -> Iterator
     pairs = reducing_pairs() if collective in REDUCING else moving_pairs()
     if collective == "barrier":
         for algorithm in specs(collective, n):
-            for mode in ("sync", "async", "persistent"):
+            for mode in ("sync", "async", "persistent", "again"):
                 yield Case(collective, algorithm, n, 0, "int32", "none", 0, False, mode)
         return
-    modes = ("sync", "async", "persistent", "sync", "async")
+    modes = ("sync", "async", "persistent", "again", "again")
     for index, algorithm in enumerate(specs(collective, n)):
         turn = itertools.count(n * 17 + index * 5)
         for count in counts[(n + index) % 2 :: 2]:

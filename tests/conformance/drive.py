@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ FILL = 0xA5
 
 
 class Guarded:
-    """An array between guard words."""
+    """An array between guard words; `make` gives the memory: ``np.empty``, or registered memory."""
 
-    def __init__(self, size: int, dtype: np.dtype[Any], shift: int = 0) -> None:
+    def __init__(self, size: int, dtype: np.dtype[Any], make: Callable[..., Any], shift: int = 0) -> None:
         self.nbytes = size * dtype.itemsize
         self.start = GUARD + shift * dtype.itemsize
-        self.raw = np.full(self.start + self.nbytes + GUARD, FILL, np.uint8)
+        self.raw: NDArray[np.uint8] = make(self.start + self.nbytes + GUARD, np.uint8)
+        self.raw[:] = FILL
         self.array: NDArray[Any] = self.raw[self.start : self.start + self.nbytes].view(dtype)
 
     def intact(self) -> bool:
@@ -43,19 +45,23 @@ def _call(comm: rl.Communicator, case: Case, x: Any, out: Any) -> Any:
         return getattr(comm, f"{case.collective}_init")(**arguments)()
     if case.mode == "async":
         return getattr(comm, case.collective)(async_op=True, **arguments).wait(timeout=60)
+    if case.mode == "again":
+        copies = {name: it.copy() if isinstance(it, np.ndarray) else it for name, it in arguments.items()}
+        getattr(comm, case.collective)(**copies)
     return getattr(comm, case.collective)(**arguments)
 
 
-def run_case(comm: rl.Communicator, case: Case) -> str | None:
+def run_case(comm: rl.Communicator, case: Case, registered: bool) -> str | None:
     """Run one case; what is wrong with the outcome, or None."""
+    make = comm.empty if registered else np.empty
     rank, dtype = comm.rank, case.numpy_dtype
     if case.collective == "barrier":
         return None if _call(comm, case, None, None) is None else "barrier returned something"
     mine = contribution(case, rank, input_size(case))
     wanted = expected(case, rank)
-    source = Guarded(mine.size, dtype, shift=case.count % 3)
+    source = Guarded(mine.size, dtype, make, shift=case.count % 3)
     source.array[:] = mine
-    target = Guarded(output_size(case), dtype)
+    target = Guarded(output_size(case), dtype, make)
     x: Any = source.array
     out: Any = target.array
     overwritten = case.collective == "broadcast"
@@ -102,13 +108,13 @@ def communicator() -> rl.Communicator:
     return _comm
 
 
-def run_cases(batch: list[Case]) -> list[str]:
+def run_cases(batch: list[Case], registered: bool = False) -> list[str]:
     """Run cases in order; the failures of this rank, with all that is needed to repeat them."""
     comm = communicator()
     failures = []
     for case in batch:
         try:
-            problem = run_case(comm, case)
+            problem = run_case(comm, case, registered)
         except Exception as error:
             failures.append(f"rank {comm.rank} of {case}: {type(error).__name__}: {error}")
             break  # the ranks may no longer be at the same case

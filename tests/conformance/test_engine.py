@@ -1,4 +1,4 @@
-"""The native engine keeps the suite, over shared memory, over TCP and over UCX."""
+"""The native engine keeps the suite: shared memory inlined or through slots, plain or registered, TCP and UCX."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from suite import CollectiveConformance
 
 import ringleader as rl
 
+FEW = (0, 1, 2, 3, 5, 8, 12, 13, 33, 129, 1000, 4099)
+
 
 class _Engine(CollectiveConformance):
     transport: ClassVar[str]
     env: ClassVar[dict[str, str]] = {}
+    registered: ClassVar[bool] = False
     group: ClassVar[rl.WorkerGroup | None] = None
 
     @pytest.fixture(scope="class", autouse=True)
@@ -34,7 +37,8 @@ class _Engine(CollectiveConformance):
                 cls.group.close()
             cls.group = rl.WorkerGroup(n, transport=self.transport, env=self.env)
         try:
-            return [failure for rank in cls.group.run(drive.run_cases, batch, timeout=100) for failure in rank]
+            failures = cls.group.run(drive.run_cases, batch, self.registered, timeout=100)
+            return [failure for rank in failures for failure in rank]
         except BaseException:
             cls.group.close(force=True)
             cls.group = None
@@ -43,6 +47,20 @@ class _Engine(CollectiveConformance):
 
 class TestSharedMemory(_Engine):
     transport = "shm"
+
+
+class TestRegisteredMemory(_Engine):
+    transport = "shm"
+    registered = True
+    counts = FEW
+
+
+class TestSlots(_Engine):
+    """Small data through the staging slots: with the inline protocol on, they carry only what is larger."""
+
+    transport = "shm"
+    env: ClassVar[dict[str, str]] = {"RINGLEADER_INLINE_LIMIT": "0"}
+    counts = FEW
 
 
 class TestTcp(_Engine):

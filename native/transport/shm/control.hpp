@@ -51,6 +51,7 @@ struct ControlBlock {
   // Line 1: written by peers, and only when the owner sleeps.
   alignas(64) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> sleeping;  // threads of the owner that sleep or are about to
+  std::atomic<std::uint32_t> core;      // 1 + the core that the owner ran on when it last looked; 0 = it does not tell. A hint.
   // Line 2: almost never written.
   alignas(64) std::atomic<std::uint32_t> state;  // BlockState
   std::atomic<std::uint32_t> abort_state;        // 0 none, 1 being written, 2 set

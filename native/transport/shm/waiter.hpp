@@ -55,6 +55,23 @@ inline void cpu_relax() {
 #endif
 }
 
+// How often to look again, before yielding, for peers that run on other cores while others share ours: a yield costs a switch and
+// back, and whoever shares the core waits for the same peers. Learned likewise. One thread at a time.
+class Patience {
+ public:
+  // Whether to look once more; `looked`: how often the current wait has done so.
+  bool more(std::uint32_t looked) const { return looked < looks_; }
+  // A wait is over or gives up: `looked` looks were spent, with or without success.
+  void learn(std::uint32_t looked, bool success) {
+    if (looked == 0) return;
+    looks_ = success ? std::min(kMost, looks_ + looks_ / 8 + 1) : std::max(kLeast, looks_ - looks_ / 8);
+  }
+
+ private:
+  static constexpr std::uint32_t kLeast = 4, kMost = 64;  // about 50 ns each
+  std::uint32_t looks_ = kMost / 2;
+};
+
 class Waiter {
  public:
   // `own`: the control block whose doorbell peers ring; null if nobody does (network only).

@@ -41,7 +41,9 @@ class TcpLink final : public Link {
   std::size_t send_some(std::size_t budget);
   std::size_t recv_some(std::size_t budget);
 
-  std::size_t gather_encoded(iovec* vectors);
+  std::size_t gather_encoded(iovec* vectors, std::size_t& bytes);
+  ssize_t send_pieces(iovec* vectors, std::size_t used);
+  ssize_t send_together(const iovec* vectors, std::size_t used);
   void advance_send(std::size_t bytes);
   bool advance_encoded(std::size_t& bytes);
   void take_header(const RecvRequest& request);

@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <mutex>
 #include <new>
 
 #include "memory/fork.hpp"
@@ -13,6 +14,21 @@ namespace {
 
 // Enough to see a message through UCX's steps, few enough not to keep the other links waiting.
 constexpr int kProgressRounds = 8;
+
+// What is never torn down.
+struct Abandoned {
+  ucp_worker_h worker;
+  ucp_context_h context;
+  std::vector<std::unique_ptr<UcxOperation>> operations;
+};
+
+// Kept where a leak checker finds it: this is meant to be.
+void leave_behind(Abandoned abandoned) {
+  static std::mutex mutex;
+  static auto* const all = new std::vector<Abandoned>;
+  const std::lock_guard lock(mutex);
+  all->push_back(std::move(abandoned));
+}
 
 void release(std::byte* memory) { ::operator delete[](memory, std::align_val_t{UcxWorker::kAlign}); }
 
@@ -66,8 +82,12 @@ void UcxWorker::open(const std::map<std::string, std::string>& settings) {
 // Where something is still in flight (only transports that cannot break a connection leave it so: shared memory, moved by
 // processors and not by devices), UCX must not be torn down, and is not: nobody calls progress() any more, so nothing moves.
 void UcxWorker::close() {
-  if (generation_ != fork_generation() || !kept_.empty()) {
+  if (generation_ != fork_generation()) {  // the parent's
     for (auto& operation : kept_) static_cast<void>(operation.release());
+    return;
+  }
+  if (!kept_.empty()) {
+    leave_behind({worker_, context_, std::move(kept_)});
     return;
   }
   const ucx::Quiet quiet(api_);  // about messages that came and were not asked for any more

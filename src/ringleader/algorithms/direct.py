@@ -81,6 +81,7 @@ def two_shot(n: int, root: int = 0, segments: int = 1) -> Schedule:
     return (reduce_scatter(n) >> all_gather(n)).pipelined(segments)
 
 
+_MAX_PARTS = 1 << 16
 _SHARES = Parameter("shares", (), "parts of the data that each rank reduces; default: equal", low=0, separator="+")
 
 
@@ -90,9 +91,6 @@ def _shares_limit(n: int, shares: tuple[int, ...]) -> str:
     if shares and not 1 <= sum(shares) <= _MAX_PARTS:
         return f"shares={_SHARES.text(shares)} are {sum(shares)} parts in all; expected 1..{_MAX_PARTS}"
     return ""
-
-
-_MAX_PARTS = 1 << 16
 
 
 def _unequal_volume(n: int, shares: tuple[int, ...]) -> float:

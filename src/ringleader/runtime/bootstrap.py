@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ringleader import _core
 from ringleader.errors import InvalidArgument, RendezvousError, RingleaderError
 from ringleader.runtime import processes
-from ringleader.runtime.addresses import Address, Selection, check_interface_choice, host_id, network_id, select
+from ringleader.runtime.addresses import Address, Selection, select
+from ringleader.runtime.cards import Card, End, agreed_workers, my_card, node_ids, read_card, read_end
 from ringleader.runtime.config import Config, logger
 from ringleader.runtime.environment import format_hostport
 from ringleader.runtime.handshake import Purpose
@@ -34,44 +35,7 @@ from ringleader.runtime.store import Store
 from ringleader.runtime.tuning import Guide, check_agreement, tell, understand
 from ringleader.runtime.ucx import open_worker
 
-if TYPE_CHECKING:
-    from ringleader import _core
-
 __all__ = ["Card", "Connected", "Job", "connect_group", "node_ids", "open_job"]
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a rank tells of itself in the first round."""
-
-    rank: int
-    hostname: str
-    pid: int
-    host: str
-    network: str
-    shm: bool
-    transport: str
-    channels: int
-    identity: str
-    known: tuple[str, ...] = ()
-    net: str = "tcp"
-    told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return f"rank {self.rank} (host {self.hostname}, pid {self.pid})"
-
-
-@dataclass(frozen=True)
-class _End:
-    """Where a rank can be reached, told in the second round."""
-
-    control_offset: int
-    unix: str | None = None
-    tcp: tuple[tuple[str, int, int], ...] = ()  # address, scope (0 or 1: link-local), port
-    interface: str | None = None
-    ucx: str | None = None  # address of the UCX worker, hexadecimal
 
 
 @dataclass
@@ -85,20 +49,15 @@ class Connected:
     names: list[str]
     hostnames: list[str]
     channels: int
+    workers: int  # of every rank: threads beside each other, see `workers`
     guide: Guide
     interface: Selection | None = None
+    beside: tuple[_core.Communicator, ...] = ()  # of the further workers
 
     @property
     def local_ranks(self) -> list[int]:
         """Ranks that share memory with this one, itself included."""
         return [r for r in range(self.size) if self.nodes[r] == self.nodes[self.rank]]
-
-
-def node_ids(cards: Sequence[Card]) -> list[int]:
-    """Node number of each rank: equal means shared memory. A function of the cards alone, so all ranks agree."""
-    numbers: dict[object, int] = {}
-    keys = [card.host if card.shm else card.rank for card in cards]
-    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def connect_group(
@@ -178,8 +137,8 @@ def _form(
     told: Mapping[str, Any] | None,
 ) -> Connected:
     rank, size = meeting.rank, meeting.size
-    card = _my_card(rank, config, (told or tell(config)) if rank == 0 else None)
-    cards = [_read_card(raw) for raw in meeting.gather("cards", asdict(card))]
+    card = my_card(rank, config, (told or tell(config)) if rank == 0 else None)
+    cards = [read_card(raw) for raw in meeting.gather("cards", asdict(card))]
     guide = understand(cards[0].told or {}, config, len({card.network for card in cards}))
     nodes = node_ids(cards)
     if len(set(nodes)) > 1 and any(card.transport == "shm" for card in cards):
@@ -198,14 +157,14 @@ def _form(
     undo.callback(native.close, 0.0)
     with contextlib.ExitStack() as listening:
         unix, tcp, selection = _listen(plan, config, route_to, listening)
-        mine = _End(
+        mine = End(
             native.control_offset(),
             unix.getsockname()[1:].decode() if unix is not None else None,
             tuple((a.ip, int(a.scope != 0), sock.getsockname()[1]) for a, sock in tcp),
             selection.interface if selection is not None else None,
             ucx.address.hex() if ucx is not None else None,
         )
-        ends = [_read_end(raw) for raw in meeting.gather("ends", asdict(mine))]
+        ends = [read_end(raw) for raw in meeting.gather("ends", asdict(mine))]
         _connect_processes(plan, ends, unix, secret, meeting)
         sockets = _connect_network(plan, ends, [sock for _, sock in tcp], selection, secret, meeting, undo)
     peers = [
@@ -230,33 +189,9 @@ def _form(
         nodes[rank],
         len(set(nodes)),
     )
-    return Connected(native, rank, size, nodes, names, [c.hostname for c in cards], plan.channels, guide, selection)
-
-
-def _my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
-    check_interface_choice(config)
-    return Card(
-        rank=rank,
-        hostname=socket.gethostname(),
-        pid=os.getpid(),
-        host=host_id(),
-        network=network_id(),
-        shm=config.use_shm,
-        transport=config.transport,
-        net=config.network,
-        channels=config.channels,
-        identity=processes.my_identity().hex(),
-        known=tuple(identity.hex() for identity in processes.known_processes()) if config.use_shm else (),
-        told=None if told is None else dict(told),
-    )
-
-
-def _read_card(raw: dict[str, Any]) -> Card:
-    return Card(**{**raw, "known": tuple(raw["known"])})
-
-
-def _read_end(raw: dict[str, Any]) -> _End:
-    return _End(**{**raw, "tcp": tuple((ip, scope, port) for ip, scope, port in raw["tcp"])})
+    workers = agreed_workers(cards, len(set(nodes)))
+    hostnames = [card.hostname for card in cards]
+    return Connected(native, rank, size, nodes, names, hostnames, plan.channels, workers, guide, selection)
 
 
 @dataclass
@@ -336,7 +271,7 @@ def _listen(
 
 
 def _connect_processes(
-    plan: _Plan, ends: Sequence[_End], unix: socket.socket | None, secret: bytes, meeting: Meeting
+    plan: _Plan, ends: Sequence[End], unix: socket.socket | None, secret: bytes, meeting: Meeting
 ) -> None:
     """Meet the processes of this host that are not known yet."""
     if not plan.processes:
@@ -360,7 +295,7 @@ def _connect_processes(
 
 def _connect_network(
     plan: _Plan,
-    ends: Sequence[_End],
+    ends: Sequence[End],
     listeners: Sequence[socket.socket],
     selection: Selection | None,
     secret: bytes,
@@ -390,7 +325,7 @@ def _connect_network(
     return rows
 
 
-def _targets(plan: _Plan, ends: Sequence[_End], peer: int, selection: Selection) -> list[Target]:
+def _targets(plan: _Plan, ends: Sequence[End], peer: int, selection: Selection) -> list[Target]:
     """Where to try to reach a peer: its addresses of a family that this rank has as well, in its order."""
     own = {a.family for a in selection.addresses}
     scope = next((a.scope for a in selection.addresses if a.scope), 0)

@@ -33,13 +33,18 @@ class Group(Protocol):
 
 
 class Call:
-    """A collective ready to run: plan, addresses, what to copy before and after, and the result."""
+    """A collective ready to run: plan, addresses, what to copy before and after, and the result.
 
-    __slots__ = ("choice", "in_ptr", "keep", "loads", "out_ptr", "plan", "result", "stores")
+    `distance`: input and output may share memory if the output begins exactly so many bytes after the input, because
+    they then agree in what they have in common; None if they may not.
+    """
 
-    def __init__(self, plan: _core.Plan, choice: Choice, result: Any) -> None:
+    __slots__ = ("choice", "distance", "in_ptr", "keep", "loads", "out_ptr", "plan", "result", "stores")
+
+    def __init__(self, plan: _core.Plan, choice: Choice, result: Any, distance: int | None = None) -> None:
         self.plan = plan
         self.choice = choice
+        self.distance = distance
         self.in_ptr = 0
         self.out_ptr = 0
         self.result = result
@@ -102,12 +107,13 @@ def _plan(
     root: int = 0,
     algorithm: str | None = None,
     wire: str | None = None,
+    distance: int | None = None,
 ) -> Call:
     if op is not None:
         dtypes.check_supported(buffer.code, buffer.dtype_name, op)
     request = Request(collective, count, buffer.code, buffer.itemsize, op, root, algorithm, shape, wire)
     planned = group.planner.plan(request)
-    return Call(planned.plan, planned.choice, result)
+    return Call(planned.plan, planned.choice, result, distance)
 
 
 def _same_type(source: Buffer, target: Buffer) -> None:
@@ -124,9 +130,10 @@ def _check_count(what: str, buffer: Buffer, count: int, meaning: str) -> None:
         )
 
 
-def _separate_input(source: Buffer, target: Buffer) -> None:
-    """If input and output share memory, read the input from a copy of its own."""
-    if source.load is None and source.overlaps(target):
+def _separate_input(source: Buffer, target: Buffer, distance: int | None = None) -> None:
+    """If input and output share memory, and not as `distance` allows (see `Call`), read the input from a copy."""
+    in_place = distance is not None and target.ptr - source.ptr == distance
+    if source.load is None and not in_place and source.overlaps(target):
         copy = arrays.new_like(source.obj, arrays.user_shape(source.obj))
         own, obj = arrays.target(copy), source.obj
         source.ptr, source.keep = own.ptr, (*source.keep, copy)
@@ -169,13 +176,13 @@ def all_reduce(
         source, target, result = arrays.source(x), arrays.target(out, "out"), out
         _same_type(source, target)
         _check_count("out", target, source.count, "as many as the input")
-        if source.ptr != target.ptr:
-            _separate_input(source, target)
+        _separate_input(source, target, 0)
     call = _plan(
         group,
         Collective.ALL_REDUCE,
         source,
         result,
+        distance=0,
         count=source.count,
         shape=source.shape,
         op=operator,
@@ -205,13 +212,13 @@ def reduce(
         source, target, result = arrays.source(x), arrays.target(out, "out"), out
         _same_type(source, target)
         _check_count("out", target, source.count, "as many as the input")
-        if source.ptr != target.ptr:
-            _separate_input(source, target)
+        _separate_input(source, target, 0)
     call = _plan(
         group,
         Collective.REDUCE,
         source,
         result,
+        distance=0,
         count=source.count,
         shape=source.shape,
         op=operator,
@@ -261,12 +268,14 @@ def all_gather(group: Group, x: Any, out: Any, algorithm: str | None, wire: str 
     _check_count(
         "out", target, source.count * group.size, f"the input's {source.count} from each of {group.size} ranks"
     )
-    _separate_input(source, target)
+    distance = -group.rank * source.nbytes  # the input is this rank's block of the output
+    _separate_input(source, target, distance)
     call = _plan(
         group,
         Collective.ALL_GATHER,
         source,
         out,
+        distance=distance,
         count=source.count,
         shape=source.shape,
         algorithm=algorithm,
@@ -287,12 +296,14 @@ def reduce_scatter(
     _same_type(source, target)
     count = _blocks(source, group.size, "x")
     _check_count("out", target, count, f"one of the input's {group.size} blocks")
-    _separate_input(source, target)
+    distance = group.rank * target.nbytes  # the output is this rank's block of the input
+    _separate_input(source, target, distance)
     call = _plan(
         group,
         Collective.REDUCE_SCATTER,
         source,
         out,
+        distance=distance,
         count=count,
         shape=source.shape,
         op=operator,
@@ -306,6 +317,7 @@ def gather(group: Group, x: Any, root: int, out: Any, algorithm: str | None, wir
     """Prepare a gather of every rank's `x` at the root."""
     check_root(group, root)
     source, target = arrays.source(x), None
+    distance = -root * source.nbytes  # the root's input is its block of the output
     if group.rank == root:
         if out is None:
             out = arrays.new_like(x, (group.size, *arrays.user_shape(x)))
@@ -314,7 +326,7 @@ def gather(group: Group, x: Any, root: int, out: Any, algorithm: str | None, wir
         _check_count(
             "out", target, source.count * group.size, f"the input's {source.count} from each of {group.size} ranks"
         )
-        _separate_input(source, target)
+        _separate_input(source, target, distance)
     elif out is not None:
         raise errors.InvalidArgument(
             f"out is given on rank {group.rank}, but only the root, rank {root}, gets a result"
@@ -324,6 +336,7 @@ def gather(group: Group, x: Any, root: int, out: Any, algorithm: str | None, wir
         Collective.GATHER,
         source,
         out,
+        distance=distance,
         count=source.count,
         shape=source.shape,
         root=root,
@@ -350,16 +363,18 @@ def scatter(group: Group, x: Any, root: int, out: Any, algorithm: str | None, wi
     elif out is None:
         raise errors.InvalidArgument("out is None; every rank but the root must give an array for its block")
     target = arrays.target(out, "out")
+    distance = root * target.nbytes  # the root's output is its block of the input
     if source is not None:
         _same_type(source, target)
         _check_count("out", target, _blocks(source, group.size, "x"), f"one of the input's {group.size} blocks")
-        _separate_input(source, target)
+        _separate_input(source, target, distance)
     # Only the root knows the shape of the whole, so shapes are not compared; counts and types are.
     call = _plan(
         group,
         Collective.SCATTER,
         target,
         out,
+        distance=distance,
         count=target.count,
         shape=None,
         root=root,

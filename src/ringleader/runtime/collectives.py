@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from numpy import ndarray
+
 from ringleader import errors
 from ringleader.compress.base import Compressor, Keyed
 from ringleader.runtime import calls, compressed
 from ringleader.runtime.dtypes import ReduceOp
-from ringleader.runtime.runner import MISS, Runner, seconds, simple_address
+from ringleader.runtime.runner import MISS, NO_OP, Runner, seconds, simple_address
 from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import Work
 
@@ -93,15 +95,18 @@ class Collectives(Runner):
             # The most frequent call of all, so the short way (`_repeat`) is written out: 1 us instead of 1.5.
             ptr = simple_address(x)
             if ptr != -1:
-                known = self._known.get((("all_reduce", op, algorithm, wire), type(x), x.dtype, x.shape))
+                known = self._known.get((("all_reduce", op, 0, algorithm, wire), type(x), x.dtype, x.shape))
                 if known is not None:
                     self._last_choice = known.choice
                     limit = 0.0 if timeout is None else seconds(timeout)
                     if async_op:
                         return Work(known.plan.start(ptr, ptr, limit), self._live, x, (x,))
+                    if type(x) is ndarray:
+                        # The native lane has forgotten the call, or cannot take it.
+                        self._teach(("all_reduce", op, 0, algorithm, wire), x, None, known)
                     known.plan.run(ptr, ptr, limit)
                     return x
-        head = ("all_reduce", op, algorithm, wire)
+        head = ("all_reduce", op, 0, algorithm, wire)
         if out is not None and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
@@ -188,7 +193,7 @@ class Collectives(Runner):
         array(['a', 'b'], dtype='<U1')
         """
         wire = parse_wire(wire)
-        head = ("broadcast", root, algorithm, wire)
+        head = ("broadcast", NO_OP, root, algorithm, wire)
         if (result := self._repeat(head, x, None, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
@@ -226,7 +231,7 @@ class Collectives(Runner):
         array([[1, 2]])
         """
         wire = parse_wire(wire)
-        head = ("all_gather", algorithm, wire)
+        head = ("all_gather", NO_OP, 0, algorithm, wire)
         if out is not None and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
@@ -269,7 +274,7 @@ class Collectives(Runner):
         array([1., 2.])
         """
         wire = parse_wire(wire)
-        head = ("reduce_scatter", op, algorithm, wire)
+        head = ("reduce_scatter", op, 0, algorithm, wire)
         if out is not None and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
@@ -310,8 +315,14 @@ class Collectives(Runner):
         ...     comm.gather(np.array([1, 2]), root=0)
         array([[1, 2]])
         """
+        wire = parse_wire(wire)
+        head = ("gather", NO_OP, root, algorithm, wire)
+        own = out is None and root == self.rank
+        if not own and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
+            return result
         self._check_usable()
-        return self._run(calls.gather(self, x, root, out, algorithm, parse_wire(wire)), async_op, timeout)
+        known_by = None if own else (head, x, out)
+        return self._run(calls.gather(self, x, root, out, algorithm, wire), async_op, timeout, known_by)
 
     def scatter(
         self,
@@ -347,8 +358,13 @@ class Collectives(Runner):
         ...     comm.scatter(np.linspace(0, 5, 6)[::2], root=0)
         array([0., 2., 4.])
         """
+        wire = parse_wire(wire)
+        head = ("scatter", NO_OP, root, algorithm, wire)
+        if out is not None and x is not None and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
+            return result
         self._check_usable()
-        return self._run(calls.scatter(self, x, root, out, algorithm, parse_wire(wire)), async_op, timeout)
+        known_by = None if out is None else (head, x, out)
+        return self._run(calls.scatter(self, x, root, out, algorithm, wire), async_op, timeout, known_by)
 
     def all_to_all(
         self,
@@ -382,7 +398,7 @@ class Collectives(Runner):
         array([7])
         """
         wire = parse_wire(wire)
-        head = ("all_to_all", algorithm, wire)
+        head = ("all_to_all", NO_OP, 0, algorithm, wire)
         if out is not None and (result := self._repeat(head, x, out, async_op, timeout)) is not MISS:
             return result
         self._check_usable()
@@ -407,4 +423,4 @@ class Collectives(Runner):
         call = self._barriers.get(algorithm)
         if call is None:
             call = self._barriers[algorithm] = calls.barrier(self, algorithm)
-        return self._run(call, async_op, timeout)
+        return self._run(call, async_op, timeout, (("barrier", NO_OP, 0, algorithm, None), None, None))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import os
 import time
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,8 +18,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from ringleader import _core, errors, tune
 from ringleader.runtime import arrays
-from ringleader.runtime.bootstrap import Connected, connect_group
+from ringleader.runtime.bootstrap import Connected
 from ringleader.runtime.config import logger
+from ringleader.runtime.groups import connect
 from ringleader.runtime.job import Job
 from ringleader.runtime.messages import Messages
 from ringleader.runtime.persistent import PersistentCollectives
@@ -28,8 +30,9 @@ from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
 from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import LiveWorks
+from ringleader.runtime.workers import Workers
 
-__all__ = ["CLOSE_LIMIT", "Communicator", "connect"]
+__all__ = ["CLOSE_LIMIT", "Communicator"]
 
 # Leaving never takes longer than this, in seconds, whatever the peers do.
 CLOSE_LIMIT = 2.0
@@ -51,6 +54,8 @@ class Communicator(PersistentCollectives, Messages):
         Node number of each rank: equal numbers share memory.
     local_rank, local_size
         This rank's number among the ranks of its node, and how many they are.
+    workers
+        Threads that this rank uses for one large operation, see RINGLEADER_WORKERS.
 
     Examples
     --------
@@ -70,16 +75,20 @@ class Communicator(PersistentCollectives, Messages):
         self.nodes: tuple[int, ...] = tuple(group.nodes)
         self.local_rank = group.local_ranks.index(group.rank)
         self.local_size = len(group.local_ranks)
-        self._planner = Planner(group.core, self.nodes, group.guide.config, group.guide.rules, group.guide.model)
+        self.workers: int = group.workers
+        self._workers = Workers(group.beside, self.nodes)
+        self._planner = Planner(
+            group.core, self.nodes, group.guide.config, group.guide.rules, group.guide.model, self._workers
+        )
         self._told = group.guide.told
         self._live = LiveWorks()
         self._known = OrderedDict()
         self._barriers = {}
-        self._last_choice: Choice | None = None
+        self._last_choice = None
         self._made: Counter[Any] = Counter()
         self._forked = False
         job.acquire()
-        self._finalizer = weakref.finalize(self, _release, group.core, job, os.getpid())
+        self._finalizer = weakref.finalize(self, _release, (group.core, *group.beside), job, os.getpid())
         self._finalizer.atexit = False  # `_leave_all` closes the ones still open, within one limit for all
         _open.add(self)
 
@@ -102,7 +111,8 @@ class Communicator(PersistentCollectives, Messages):
     @property
     def last_choice(self) -> Choice | None:
         """Algorithm, protocol and number of windows of this rank's latest collective, and why."""
-        return self._last_choice
+        choice: Choice | None = self._last_choice
+        return choice
 
     @property
     def lost_ranks(self) -> list[int]:
@@ -122,8 +132,14 @@ class Communicator(PersistentCollectives, Messages):
         return self._core.status()
 
     def counters(self) -> dict[str, int]:
-        """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory)."""
-        return self._core.counters()
+        """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory).
+
+        With several workers, each slice of an operation counts as one.
+        """
+        total = Counter(self._core.counters())
+        for core in self._workers.cores:
+            total.update(core.counters())
+        return dict(total)
 
     def explain(
         self, collective: str, nbytes: int, *, algorithm: str | None = None, wire: Wire = None
@@ -311,9 +327,11 @@ class Communicator(PersistentCollectives, Messages):
 
     def _leave(self, limit: float) -> None:
         if self._finalizer.detach() is not None:
-            self._core.close(limit)
-            self._known.clear()
-            self._barriers.clear()
+            deadline = time.monotonic() + limit
+            self._core.close(limit)  # first: an operation in flight ends its slices
+            for core in self._workers.cores:
+                core.close(max(0.0, deadline - time.monotonic()))
+            self._forget_calls()
             self._planner.clear()
             self._job.release()
 
@@ -329,58 +347,14 @@ class Communicator(PersistentCollectives, Messages):
         return f"<Communicator {self.name}: rank {self.rank} of {self.size}, {self.state}>"
 
 
-def connect(
-    job: Job,
-    name: str,
-    rank: int,
-    size: int,
-    timeout: float,
-    operation_timeout: float,
-    watch: Callable[[], None] | None = None,
-    told: Mapping[str, Any] | None = None,
-) -> Connected:
-    """Form a group of `size` ranks, of which this process is `rank`.
+def _put_short_way_first() -> None:
+    """Put the native short way before the verbs' methods, whose names, documentation and signatures it takes on."""
+    for code, (name, positional) in enumerate(Communicator.VERBS.items()):
+        method = getattr(Communicator, name)
+        setattr(Communicator, name, functools.update_wrapper(_core.Verb(method, code, positional), method))
 
-    Parameters
-    ----------
-    name
-        Equal on all members, never used before in this job.
-    timeout, operation_timeout
-        Seconds for forming the group, and for each of its operations by default.
-    watch
-        Called now and then while waiting; raises if a member is known to be dead.
-    told
-        By what the job chooses (see `tuning`), if this is not its first group.
-    """
-    config = job.config
 
-    def make(local_ranks: int) -> _core.Communicator:
-        # Ranks of this host share its cores also where they do not share memory.
-        local_ranks = max(local_ranks, min(size, job.launch.local_size or 1))
-        options = {
-            "slot_bytes": config.buffsize,
-            "p2p_ring_bytes": config.p2p_buffsize,
-            "usable_cores": _core.usable_cores(),
-            "local_ranks": local_ranks,
-            "spin_us": config.spin_us,
-            "yield_us": config.yield_us,
-        }
-        given = {key: value for key, value in options.items() if value is not None}
-        return _core.Communicator(rank, size, operation_timeout, given)
-
-    return connect_group(
-        job.store,
-        rank,
-        size,
-        group_id=name,
-        secret=job.secret,
-        config=config,
-        timeout=timeout,
-        native_comm_factory=make,
-        route_to=job.route_to,
-        watch=watch,
-        told=told,
-    )
+_put_short_way_first()
 
 
 def _ranks_name(members: list[int]) -> str:
@@ -389,10 +363,11 @@ def _ranks_name(members: list[int]) -> str:
     return text if len(text) <= 24 else f"{len(members)}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
-def _release(core: _core.Communicator, job: Job, pid: int) -> None:
+def _release(cores: Sequence[_core.Communicator], job: Job, pid: int) -> None:
     """Let go of a communicator whose last reference is gone, without waiting for anybody."""
     if os.getpid() == pid:
-        core.close(0.0)
+        for core in cores:
+            core.close(0.0)
         job.release()
 
 
@@ -408,7 +383,7 @@ def _leave_all() -> None:
 def _after_fork_in_child() -> None:
     for comm in list(_open):
         comm._forked = True
-        comm._known.clear()  # the short way would not ask
+        comm._forget_calls()  # the short way would not ask
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

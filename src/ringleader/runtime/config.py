@@ -206,8 +206,16 @@ SETTINGS: tuple[Setting, ...] = (
         f"Upper limit of data connections per network peer ({_DEFAULT_CHANNELS} are opened unless the limits forbid).",
     ),
     Setting(
+        "WORKERS", _integer(1, 16), "1 to 16", "the rank's share of the host's cores, at most 4",
+        "Threads that run slices of one large operation side by side; the lowest number of all ranks is used.",
+    ),
+    Setting(
         "BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "512K",
         "Size of a staging slot in shared memory; a communicator has two per rank.",
+    ),
+    Setting(
+        "INLINE_LIMIT", _size(0, 16 << 10), "bytes from 0 to 16K, with K", "8K",
+        "Up to so many bytes per rank, one-step collectives within a host carry data beside their flags; 0 never.",
     ),
     Setting(
         "P2P_BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "64K",
@@ -320,7 +328,9 @@ class Config:
     socket_family: str | None = None
     min_nchannels: int = 1
     max_nchannels: int = _MAX_CHANNELS
+    workers: int | None = None
     buffsize: int = 512 << 10
+    inline_limit: int = 8 << 10
     p2p_buffsize: int = 64 << 10
     spin_us: int | None = None
     yield_us: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringleader import _core
 from ringleader.runtime import calls
 from ringleader.runtime.calls import Call
 from ringleader.runtime.collectives import Collectives
@@ -16,7 +17,7 @@ from ringleader.runtime.work import LiveWorks, Work
 __all__ = ["PersistentCollectives", "PersistentOperation"]
 
 
-class PersistentOperation:
+class PersistentOperation(_core.Operation):
     """A collective bound to its arrays. Call it to run it; the arrays' content may change between runs, not the arrays.
 
     Examples
@@ -32,23 +33,17 @@ class PersistentOperation:
     array([3., 3.])
     """
 
-    __slots__ = ("_call", "_in", "_live", "_out", "_plain", "_result", "_run", "_timeout")
+    __slots__ = ("_call", "_live", "_timeout")
 
     def __init__(self, call: Call, live: LiveWorks, timeout: float) -> None:
         self._call = call
         self._live = live
         self._timeout = timeout
-        self._plain = not call.loads and not call.stores
-        self._run = call.plan.run
-        self._in = call.in_ptr
-        self._out = call.out_ptr
-        self._result = call.result
+        if not call.loads and not call.stores:
+            self._bind(call.plan, call.in_ptr, call.out_ptr, call.result, timeout)
 
-    def __call__(self) -> Any:
-        """Run to the end; returns the result array."""
-        if self._plain:
-            self._run(self._in, self._out, self._timeout)
-            return self._result
+    def _run(self) -> Any:
+        """What calling does where elements must be copied before or after."""
         return self._call.run(self._timeout)
 
     def start(self) -> Work:
@@ -59,7 +54,7 @@ class PersistentOperation:
     @property
     def result(self) -> Any:
         """The array that each run leaves the result in (None where this rank gets none)."""
-        return self._result
+        return self._call.result
 
     @property
     def choice(self) -> Choice:

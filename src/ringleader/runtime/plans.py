@@ -17,7 +17,8 @@ from ringleader import _core, algorithms, tune
 from ringleader.runtime.config import SUBSYSTEMS, Config, logger
 from ringleader.runtime.dtypes import ReduceOp
 from ringleader.runtime.wire import WIRE_CODES, effective
-from ringleader.schedule import Collective
+from ringleader.runtime.workers import Workers
+from ringleader.schedule import Collective, Schedule
 from ringleader.schedule.lower import lower
 
 __all__ = ["PLAN_CACHE_SIZE", "Choice", "LruCache", "Planned", "Planner", "Request"]
@@ -93,12 +94,16 @@ class Choice(NamedTuple):
     reason: str
     wire: str = "f32"
     channels: int = 0
+    inlined: bool = False  # small data beside the flags, see docs/architecture.md
+    workers: int = 1
 
     def __str__(self) -> str:
         wire = "" if self.wire == "f32" else f", {self.wire} between nodes"
         channels = f", {self.channels} channels" if self.channels else ""
         windows = f", {self.windows} windows" if self.windows > 1 else ""
-        how = f"{self.algorithm} ({self.protocol}{channels}{wire}{windows})"
+        inlined = ", inline" if self.inlined else ""
+        workers = f", {self.workers} workers" if self.workers > 1 else ""
+        how = f"{self.algorithm} ({self.protocol}{inlined}{channels}{workers}{wire}{windows})"
         return f"{self.collective} of {self.nbytes} bytes: {how} because {self.reason}"
 
 
@@ -124,6 +129,8 @@ class Planner:
         Sets of rules that come before the built-in ones: the rules file's, then the tuner's. Equal on all ranks.
     model
         Decides where no rule does. Equal on all ranks.
+    workers
+        Among which large operations are divided.
     """
 
     def __init__(
@@ -133,12 +140,14 @@ class Planner:
         config: Config,
         rules: Sequence[tune.RuleSet] = (),
         model: tune.Model = tune.DEFAULT,
+        workers: Workers | None = None,
     ) -> None:
         self._core = core
         self._nodes = tuple(nodes)
         self._wire = config.wire
         self._sets = tuple(rules)
         self._model = model
+        self._workers = workers or Workers()
         proto = "" if config.proto in (None, "auto") else config.proto
         self._limits = {"RINGLEADER_ALGO": config.algo or "", "RINGLEADER_PROTO": proto}
         self._plans: LruCache[Request, Planned] = LruCache(PLAN_CACHE_SIZE)
@@ -189,19 +198,33 @@ class Planner:
         schedule = algorithms.build(collective.value, chosen.algorithm, n, root, self._nodes)
         if chosen.channels > 1:
             schedule = schedule.split(chosen.channels)
-        lowered = lower(schedule, self._nodes, push=chosen.protocol != "pull", wire=wire != "f32")
-        # The protocol decides who copies, so ranks that differ in it must not meet: it is part of the fingerprint. So
-        # is the schedule itself: under one name, a user's algorithm or file might differ from rank to rank.
+        # The protocol decides who copies, so ranks that differ in it must not meet: it is part of the fingerprint.
+        # So is the schedule itself: under one name, a user's algorithm or file might differ from rank to rank.
         channels = f"/channels={chosen.channels}" if chosen.channels > 1 else ""
         identity = algorithms.algorithm_hash(f"{chosen.algorithm}/{chosen.protocol}{channels}/{schedule.fingerprint}")
         operation, factor = (NO_OP, 1.0) if op is None else (op.code, op.factor)
-        plan = self._core.plan(
-            lowered, collective.code, count, code, operation, root, identity, shape, factor, WIRE_CODES[wire]
-        )
+
+        def bind(core: _core.Communicator, part: Schedule, elements: int) -> _core.Plan:
+            lowered = lower(part, self._nodes, push=chosen.protocol != "pull", wire=wire != "f32")
+            return core.plan(
+                lowered, collective.code, elements, code, operation, root, identity, shape, factor, WIRE_CODES[wire]
+            )
+
+        slices = self._workers.slices(collective, count, itemsize)
+        plan = bind(self._core, schedule, slices[0][1])
+        if len(slices) > 1:
+            cores = zip(self._workers.cores, slices[1:], strict=False)
+            plan = plan.beside(
+                [
+                    (bind(core, self._workers.schedule(schedule, worker), elements), first * itemsize)
+                    for worker, (core, (first, elements)) in enumerate(cores, 1)
+                ]
+            )
         reason = "; ".join(filter(None, (chosen.reason, ruled)))
         choice = Choice(
-            collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, reason, wire, chosen.channels
-        )
+            collective.value, chosen.algorithm, chosen.protocol, nbytes, plan.windows, reason, wire, chosen.channels,
+            plan.inlined, len(slices),
+        )  # fmt: skip
         self._announce(choice)
         return Planned(plan, choice)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ringleader import algorithms, errors, tune
-from ringleader.runtime.communicator import Communicator, connect
+from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.config import Config
 from ringleader.runtime.environment import DEFAULT_PORT, format_hostport
+from ringleader.runtime.groups import connect
 from ringleader.runtime.job import open_job
 
 __all__ = ["init"]

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from ringleader import errors
-from ringleader.runtime.communicator import Communicator, connect
+from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.config import Config
+from ringleader.runtime.groups import connect
 from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.store import LocalStore
 from ringleader.torch import channel, collectives, exchange, futures, registered, sparse, tensors, work

@@ -1,8 +1,8 @@
 """Storages of torch's tensors moved into registered memory, in place, so that peers reach them without a copy.
 
 torch moves a storage into a mapping of its own (`UntypedStorage._share_fd_cpu_`, as `Tensor.share_memory_` does), and
-all tensors over it follow. The pages behind that mapping are then replaced by pages of the arena, which are reachable at
-two addresses from then on: the engine is given the arena's own.
+all tensors over it follow. The pages behind that mapping are then replaced by pages of the arena, which from then on
+are reachable at two addresses: the engine is given the arena's own.
 
 Invariant: an address is only translated for a storage that lives and still is where it was when it was moved. The
 arena's pages are freed when torch's weak reference tells that it lives no more, for then torch has unmapped it.

@@ -52,7 +52,11 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_reduce",     "mixed",       ANY,       ANY, "hierarchical",        "push", even=True),
     _rule("all_reduce",     "mixed",       ANY,       ANY, "hierarchical",        "push", ranks_per_node=Range(1, 4)),
     _rule("all_reduce",     "mixed",       ANY,       ANY, "hierarchical_leader:outer=ring", "push"),
-    # With two ranks one exchange moves no more bytes than two halves, and needs one synchronisation instead of two.
+    # With two ranks one exchange moves no more bytes than two halves, and needs one synchronisation instead of two. But
+    # both ranks then reduce everything, which costs more as long as halves stay in the caches between the steps
+    # (docs/performance.md).
+    _rule("all_reduce",     "net",           2, 512 * KIB, "one_shot",             "push"),
+    _rule("all_reduce",     "net",           2, 8192 * KIB, "two_shot",            "push"),
     _rule("all_reduce",     "net",           2,       ANY, "one_shot",             "push"),
     _rule("all_reduce",     "net mixed",   ANY,  32 * KIB, "recursive_doubling",   "push"),
     _rule("all_reduce",     "net mixed",   ANY, 256 * KIB, "rabenseifner",         "push"),

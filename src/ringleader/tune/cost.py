@@ -30,6 +30,7 @@ __all__ = ["Cost", "Work", "features", "footprint", "predict", "work_of"]
 # A larger schedule is costed by its closed formula: reading millions of transfers takes longer than a choice may.
 _MOST_CELLS = 1 << 18  # steps x ranks
 _MOST_TRANSFERS = 1 << 17
+_FEW_CELLS = 1 << 9
 
 _COLUMN = {name: index for index, name in enumerate(Parameters.names())}
 # What repeats in every window; bytes are divided among the windows.
@@ -211,7 +212,7 @@ def _crowded(
     return result
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=2048)  # small ones only: a tuner asks for the same hundreds again and again
 def _cached_work(collective: str, spec: str, n: int, nodes: tuple[int, ...], push: bool) -> Work:
     return work_of(build(collective, spec, n, nodes=nodes), nodes, push)
 
@@ -260,7 +261,8 @@ def predict(
     if n == 1:
         return Cost(steps, 0.0, model.parameters.call)
     if entry.transfers(n, **entry.arguments(parameters, nodes)) <= _MOST_TRANSFERS and steps * n <= _MOST_CELLS:
-        work = _cached_work(str(collective), spec, n, nodes, protocol != "pull")
+        count = _cached_work if steps * n <= _FEW_CELLS else _cached_work.__wrapped__
+        work = count(str(collective), spec, n, nodes, protocol != "pull")
         counted = features(work, nbytes, model)
     else:
         counted = _closed(steps, volume * nbytes, nodes, model)

@@ -42,7 +42,7 @@ _SMALL = 64 * KIB  # tasks of so many bytes take next to nothing anywhere
 _TASK_BLOCKS, _BLOCKS, _ROUNDS = 4, 4, 3
 _MOST_TIMES_BLOCKS = 3  # where there is time
 _MOST_CANDIDATES, _CANDIDATES, _FEWEST_CANDIDATES = 16, 6, 2
-_CONVINCING = 0.1  # gain that an expectation alone must promise
+_CONVINCING = 0.3  # gain that an expectation alone must promise: the model errs by as much
 _OVERHEAD = 3e-3  # seconds of a measurement besides its iterations
 
 
@@ -308,8 +308,12 @@ def _built_in(place: Place, collective: str, nbytes: int) -> Trial:
 
 
 def _nearest(points: dict[tuple[Place, str, int], Point], place: Place, collective: str, nbytes: int) -> Trial | None:
-    """What was chosen at the nearest size of the same place, if it can run at this size."""
-    sizes = [size for its_place, its, size in points if its_place == place and its == collective]
+    """What won the race at the nearest size of the same place, if it can run at this size."""
+    sizes = [
+        size
+        for (its_place, its, size), point in points.items()
+        if (its_place, its) == (place, collective) and point.times
+    ]
     if not sizes:
         return None
     nearest = min(sizes, key=lambda size: max(size / nbytes, nbytes / size))

@@ -1,0 +1,85 @@
+// Plan: running it on the calling thread, or starting it. Waiting happens without the GIL, in slices after which signals are handled.
+#include "bind/plan.hpp"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+#include "bind/bind.hpp"
+
+namespace nb = nanobind;
+
+namespace ringleader {
+
+namespace {
+
+constexpr std::uint64_t kHoldBytes = 256 << 10;  // with more to do than this the GIL is released before the work, not only before waiting
+
+void require_pointers(const Plan& plan, std::uintptr_t in, std::uintptr_t out) {
+  if ((plan.in_bytes && !in) || (plan.out_bytes && !out))
+    throw Error(ErrorKind::invalid, std::string(name(plan.lowered()->collective)) + ": the " + (plan.in_bytes && !in ? "input" : "output") +
+                                        " pointer is null, but this rank has one of " +
+                                        std::to_string(plan.in_bytes && !in ? plan.in_bytes : plan.out_bytes) + " bytes");
+}
+
+}  // namespace
+
+void handle_signals() {
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
+  require_pointers(*self.plan, in, out);
+  Call call(*self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout);
+  if (self.plan->nbytes <= kHoldBytes && call.spin()) return;
+  for (;;) {
+    bool done;
+    {
+      nb::gil_scoped_release released;
+      done = call.advance(Clock::now() + kSlice);
+    }
+    if (done) return;
+    handle_signals();  // leaving by an exception abandons the call, which aborts the communicator
+  }
+}
+
+bool run_raising(PyPlan& plan, std::uintptr_t in, std::uintptr_t out, double timeout) {
+  try {
+    run_plan(plan, in, out, timeout);
+    return true;
+  } catch (const Error& error) {
+    const nb::object instance = to_python(error);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return false;
+}
+
+PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
+  require_pointers(*self.plan, in, out);
+  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout)};
+}
+
+PyPlan with_slices(PyPlan& self, const std::vector<std::pair<PyPlan*, std::uint64_t>>& slices) {
+  auto joined = std::make_shared<Plan>(*self.plan);
+  for (const auto& [slice, offset] : slices) joined->beside.push_back({slice->communicator, slice->plan, offset});
+  return {self.communicator, std::move(joined)};
+}
+
+void bind_plan(nb::module_& m) {
+  nb::class_<PyPlan>(m, "Plan")
+      .def("run", &run_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
+      .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
+      .def_prop_ro("nbytes", [](PyPlan& self) { return self.plan->nbytes; })
+      .def_prop_ro("windows", [](PyPlan& self) { return self.plan->windows; })
+      .def("beside", &with_slices, nb::arg("slices"))
+      .def_prop_ro("inlined", [](PyPlan& self) { return self.plan->inlined; });
+}
+
+}  // namespace ringleader

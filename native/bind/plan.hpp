@@ -1,0 +1,36 @@
+// Plans and works as Python objects, and how a plan is run from Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "core/communicator.hpp"
+
+namespace ringleader {
+
+constexpr auto kSlice = std::chrono::milliseconds(100);  // longest wait without looking at signals
+
+struct PyPlan {
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<const Plan> plan;
+};
+
+struct PyWork {
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<WorkState> state;
+  bool message = false;  // point-to-point
+};
+
+// Throws nanobind::python_error if a signal's handler raised.
+void handle_signals();
+
+// To the end; lets go of the GIL if it takes more than a few microseconds. Throws Error or nanobind::python_error.
+void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout);
+// The same for callers that are no nanobind functions: false with a Python error set.
+bool run_raising(PyPlan& plan, std::uintptr_t in, std::uintptr_t out, double timeout);
+PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout);
+
+}  // namespace ringleader
