@@ -192,33 +192,37 @@ inline float unit_of(const float* src, size_t n) {
   return (bits_of(norm) < kInfinityBits ? norm : magnitude) / kLevels;
 }
 
-template <int kBits, size_t kBlock, bool kRandom, bool kNorm>
-void encode_uniform(uint8_t* dst, const float* src, size_t n, uint32_t seed, uint32_t first) {
+template <int kBits, bool kRandom>
+inline void quantise(uint8_t* __restrict q, const float* __restrict src, size_t n, float inverse, uint32_t seed, uint32_t first) {
   constexpr int32_t kBias = 1 << (kBits - 1);
   constexpr int32_t kLevels = kBias - 1;
+  for (size_t i = 0; i < n; ++i) {
+    int32_t value;
+    if constexpr (kRandom) {
+      // floor(x / unit + u), u uniform in [0, 1); positive before the conversion, which truncates.
+      const uint32_t random = hash(seed ^ (first + static_cast<uint32_t>(i)));
+      const float u = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24F;
+      value = static_cast<int32_t>(src[i] * inverse + static_cast<float>(kBias) + u) - kBias;
+    } else {
+      constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: rounds to an integer, which is left in the low bits
+      value = static_cast<int32_t>(bits_of(src[i] * inverse + kRound)) - 0x4b400000;
+    }
+    value = value < -kLevels ? -kLevels : value;
+    value = value > kLevels ? kLevels : value;
+    q[i] = static_cast<uint8_t>(value + kBias);
+  }
+}
+
+template <int kBits, size_t kBlock, bool kRandom, bool kNorm>
+void encode_uniform(uint8_t* dst, const float* src, size_t n, uint32_t seed, uint32_t first) {
   over_blocks<kBlock>(n, [](size_t m) { return 4 + packed_bytes<kBits>(m); }, [&](size_t at, size_t in, size_t m) {
     const float unit = unit_of<kBits, kNorm>(src + at, m);
     put_float(dst + in, unit);
     uint8_t q[kBlock + 8];
     if (!(unit > 0.0F)) {
-      std::memset(q, kBias, m);
+      std::memset(q, 1 << (kBits - 1), m);  // zeros
     } else {
-      const float inverse = 1.0F / unit;
-      const uint32_t base = first + static_cast<uint32_t>(at);
-      for (size_t i = 0; i < m; ++i) {
-        int32_t value;
-        if constexpr (kRandom) {
-          // floor(x / unit + u), u uniform in [0, 1); positive before the conversion, which truncates.
-          const float u = static_cast<float>(static_cast<int32_t>(hash(seed ^ (base + static_cast<uint32_t>(i))) >> 8)) * 0x1p-24F;
-          value = static_cast<int32_t>(src[at + i] * inverse + static_cast<float>(kBias) + u) - kBias;
-        } else {
-          constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: rounds to an integer, which is left in the low bits
-          value = static_cast<int32_t>(bits_of(src[at + i] * inverse + kRound)) - 0x4b400000;
-        }
-        value = value < -kLevels ? -kLevels : value;
-        value = value > kLevels ? kLevels : value;
-        q[i] = static_cast<uint8_t>(value + kBias);
-      }
+      quantise<kBits, kRandom>(q, src + at, m, 1.0F / unit, seed, first + static_cast<uint32_t>(at));
     }
     std::memset(q + m, 0, 8);
     pack<kBits>(dst + in + 4, q, m);

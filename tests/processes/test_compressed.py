@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from compress_support import PLAIN, SIZES, WITH_MEMORY, EveryThird, equal_state, gradient, same_bits
 
 import ringleader as rl
@@ -30,16 +26,14 @@ def world() -> rl.Communicator:
 
 @pytest.fixture(scope="module", params=[2, 3, 4, 5])
 def group(request: pytest.FixtureRequest) -> Iterator[rl.WorkerGroup]:
-    path = str(Path(__file__).parents[1])
-    workers = rl.WorkerGroup(request.param, transport="tcp", env={"PYTHONPATH": ":".join([path, *sys.path])})
+    workers = rl.WorkerGroup(request.param, transport="tcp")
     yield workers
     workers.close(force=True)
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[rl.WorkerGroup]:
-    path = str(Path(__file__).parents[1])
-    workers = rl.WorkerGroup(2, transport="tcp", env={"PYTHONPATH": ":".join([path, *sys.path])})
+    workers = rl.WorkerGroup(2, transport="tcp")
     yield workers
     workers.close(force=True)
 
@@ -181,6 +175,17 @@ def test_half_precision_is_scaled_before_the_sum(group: rl.WorkerGroup) -> None:
         tolerance = 0.0 if group.size in (2, 4) else 2.0**-10
         np.testing.assert_allclose(results, [40000.0, 40000.0, 65504.0, 65504.0], rtol=tolerance)
         assert np.isfinite(results).all()
+
+
+def small() -> tuple[float, float]:
+    comm = world()
+    return tuple(float(comm.all_reduce(np.float32([1e-7]), "avg", compression=codec)[0]) for codec in (FP16(), BF16()))
+
+
+def test_small_values_in_half_precision(group: rl.WorkerGroup) -> None:
+    for half, brain in group.run(small):
+        assert (half == 0) == (group.size > 2)  # as docs/compression.md says: below 3e-8 n
+        assert abs(brain - 1e-7) < 1e-9
 
 
 def types() -> list[str]:
