@@ -19,6 +19,7 @@ help:
 	@echo 'make bench        measure against Gloo; rewrites the tables and plots in the documentation'
 	@echo 'make verify-all   prove every algorithm for up to 256 ranks'
 	@echo 'make mpi          install Open MPI and MPICH below build/peers; make test does it too'
+	@echo "make test-torch   torch's own distributed tests over Ringleader and Gloo; rewrites their table in docs/"
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
 	@echo 'make lint         ruff                 make typecheck   mypy --strict'
 	@echo 'make docs-check   examples in docstrings, links in the documentation'
@@ -74,6 +75,11 @@ bench-regret: setup
 test: setup
 	@$(MAKE) --no-print-directory -s mpi || echo 'no MPI: the tests under mpirun are skipped'
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+# TORCH_SUITE_ARGS=--again repeats what failed; --fresh forgets earlier results; see --help.
+.PHONY: test-torch
+test-torch: setup
+	$(BIN)/python tests/torch_suite/run.py $(TORCH_SUITE_ARGS)
 
 # Proves every algorithm, as a schedule and lowered, for n = 1..64, 100, 128, 255 and 256.
 verify-all: setup

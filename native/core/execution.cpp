@@ -118,6 +118,16 @@ std::byte* Execution::address(const Place& place, std::uint32_t window) const {
 
 // ---- looking at peers
 
+namespace {
+
+// Whether the entry record of a window may have been overwritten: that of the fourth window after it takes its place, and is written before
+// the progress word tells of it.
+bool far_ahead(const ControlBlock& block, std::uint64_t window) {
+  return (block.progress.load(std::memory_order_acquire) >> kCountBits) >= window + kEntrySlots - 1;
+}
+
+}  // namespace
+
 void Execution::check_fingerprint(Rank rank) const {
   const ControlBlock& block = mesh_.control(rank);
   const std::uint64_t window = window_number();
@@ -125,8 +135,8 @@ void Execution::check_fingerprint(Rank rank) const {
   if (theirs == fingerprint_) return;
   Entry entry;
   if (!read_entry(block, window, entry)) {
-    // Overwritten: the peer is four windows ahead, so it passed this one, and had it disagreed it would have said so.
-    if ((block.progress.load(std::memory_order_acquire) >> kCountBits) >= window + kEntrySlots) return;
+    // Overwritten: the peer passed this window, and had it disagreed it would have said so.
+    if (far_ahead(block, window)) return;
     throw Error(ErrorKind::internal, "the entry record of " + mesh_.name(rank) + " is damaged");
   }
   std::string mine = info_.text(), other = entry.info.text();
@@ -172,8 +182,12 @@ void Execution::look_at(Rank rank) {
   const std::uint64_t bits = fingerprint_of(peer.shared->control, window) & kRegisteredMask;
   if (bits == 0) return;
   Entry entry;
-  if (!read_entry(peer.shared->control, window, entry))
-    throw Error(ErrorKind::internal, "the entry record of " + peer.name + " vanished while its memory is in use");
+  if (!read_entry(peer.shared->control, window, entry)) {
+    // A peer stays in a window while its registered memory may be touched there, but not for its slot, which it only leaves alone. So if it
+    // is far ahead (and these bits are those of a later window), its slot is all that this rank can need of it.
+    if (far_ahead(peer.shared->control, window)) return;
+    throw Error(ErrorKind::internal, "the entry record of " + peer.name + " is damaged");
+  }
   for (std::size_t b = 0; b < 3; ++b)
     if ((bits >> b) & 1) view.registered[b] = peer.process->base() + entry.base[b];
 }

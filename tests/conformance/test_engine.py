@@ -1,4 +1,4 @@
-"""The native engine keeps the suite: shared memory inlined or through slots, plain or registered, TCP and UCX."""
+"""The native engine keeps the suite: shared memory by every protocol, plain or registered, TCP and UCX."""
 
 from __future__ import annotations
 
@@ -61,6 +61,23 @@ class TestSlots(_Engine):
     transport = "shm"
     env: ClassVar[dict[str, str]] = {"RINGLEADER_INLINE_LIMIT": "0"}
     counts = FEW
+
+
+class TestPull(_Engine):
+    """Readers copy, whatever the rules prefer."""
+
+    transport = "shm"
+    env: ClassVar[dict[str, str]] = {"RINGLEADER_PROTO": "pull"}
+    counts = (0, 1, 7, 33, 1000, 65537)
+
+
+class TestPush(_Engine):
+    """Writers copy."""
+
+    transport = "shm"
+    env: ClassVar[dict[str, str]] = {"RINGLEADER_PROTO": "push"}
+    counts = (0, 1, 7, 33, 1000, 65537)
+    registered = True
 
 
 class TestTcp(_Engine):

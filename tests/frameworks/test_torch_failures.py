@@ -164,6 +164,20 @@ def test_abort_then_a_new_group_and_destroy_in_flight(ranks: Ranks) -> None:
         assert elapsed < 2.0 and values == [3.0, 3.0] and closing < 3.0
 
 
+def destroy_at_once(path: str) -> tuple[float, list[float]]:
+    with joined(path) as (rank, n):
+        xs = [torch.full((100_000,), float(rank + i)) for i in range(10)]
+        works = [dist.all_reduce(x, async_op=True) for x in xs]
+    for work in works:
+        work.wait()
+    return float(n), [x.unique().item() for x in xs]
+
+
+def test_what_all_ranks_have_started_is_completed_by_destroy(ranks: Ranks) -> None:
+    for n, values in ranks.run(destroy_at_once):
+        assert values == [n * (n - 1) / 2 + n * i for i in range(10)]
+
+
 def many_groups(path: str) -> tuple[int, int]:
     with joined(path) as (rank, _):
         counts = []

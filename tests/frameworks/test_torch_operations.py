@@ -365,6 +365,10 @@ def check_short_forms(path: str) -> None:
         group.reduce_scatter(out, rows, dist.ReduceOp.SUM, limit).wait()
         same(out, mine * n)
         group.barrier(timeout=limit).wait()
+        group.barrier(limit).wait()
+        before = group._get_sequence_number_for_group()
+        keywords(group, rank, n, limit)
+        assert group._get_sequence_number_for_group() > before
         work = group.allreduce([mine.clone()])
         assert work.result()[0].tolist() == [6.0, 6.0] and work.is_completed() and work.exception() is None
         future = group.allreduce([mine.T.clone()]).get_future()
@@ -377,6 +381,35 @@ def check_short_forms(path: str) -> None:
             pass
         else:
             raise AssertionError("the callback's error was lost")
+
+
+def keywords(group: Any, rank: int, n: int, limit: timedelta) -> None:
+    """The same by the names that torch has for the arguments."""
+    mine, total = torch.full((2,), float(rank)), torch.full((2,), n * (n - 1) / 2)
+    x = mine.clone()
+    group.allreduce(tensor=x, op=dist.ReduceOp.SUM, timeout=limit).wait()
+    same(x, total)
+    x = mine.clone()
+    group.reduce(x, root=1, op=dist.ReduceOp.SUM, timeout=limit).wait()
+    same(x, total if rank == 1 else mine)
+    group.broadcast(tensor=x, root=1, timeout=limit).wait()
+    same(x, total)
+    rows = [torch.empty(2) for _ in range(n)]
+    group.allgather(output_tensors=[rows], input_tensors=[mine]).wait()
+    same(rows[-1], torch.full((2,), n - 1.0))
+    group.gather(output_tensors=rows if rank == 0 else [], input_tensor=mine * 2, root=0).wait()
+    group.scatter(output_tensor=x, input_tensors=rows if rank == 0 else [], root=0).wait()
+    same(x, mine * 2)
+    group.reduce_scatter(output_tensors=x, input_tensor=[mine + r for r in range(n)], op=dist.ReduceOp.SUM).wait()
+    same(x, total + n * rank)
+    group.alltoall(rows, [mine] * n, timeout=limit).wait()
+    group.alltoall_base(output=x[:1].repeat(n), input=mine[:1].repeat(n), output_split_sizes=[], input_split_sizes=[])
+    group.reduce_scatter_single(outputTensor=x, inputTensor=torch.ones(2 * n), opts=None).wait()
+    same(x, torch.full((2,), float(n)))
+    sent = group.send([mine], dstRank=(rank + 1) % n, tag=5)
+    group.recv([x], srcRank=(rank - 1) % n, tag=5).wait()
+    sent.wait()
+    same(x, torch.full((2,), float((rank - 1) % n)))
 
 
 def check_objects(path: str) -> None:

@@ -145,6 +145,8 @@ def hooked(path: str, backend: str, hook: str, cap: float, steps: int = 8) -> tu
                 None, matrix_approximation_rank=2, start_powerSGD_iter=2, warm_start=True
             )
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif hook.startswith("built-in"):  # in DDP's C++
+            model._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, hook.removeprefix("built-in ")))
         else:
             model.register_comm_hook(None, getattr(default_hooks, hook))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -159,7 +161,7 @@ def hooked(path: str, backend: str, hook: str, cap: float, steps: int = 8) -> tu
         return losses, [p.detach().clone() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("hook", ["allreduce_hook", "fp16_compress_hook", "powersgd"])
+@pytest.mark.parametrize("hook", ["allreduce_hook", "fp16_compress_hook", "powersgd", "built-in ALLREDUCE"])
 def test_communication_hooks(ranks: Ranks, hook: str) -> None:
     """Several buckets: callbacks call collectives while the backward pass starts those of the next bucket."""
     results = ranks.run(hooked, "ringleader", hook, 0.005)

@@ -132,7 +132,7 @@ def test_meeting_point_of_several_hosts(mpi: str, script: Callable[[str], str], 
 
 
 @pytest.mark.parametrize(
-    ("mpi", "backend", "ranks"), [("openmpi", "ringleader", 4), ("mpich", "ringleader", 2), ("mpich", "gloo", 2)]
+    ("mpi", "backend", "ranks"), [("openmpi", "ringleader", 4), ("mpich", "ringleader", 2), ("openmpi", "gloo", 2)]
 )
 def test_torch(mpi: str, script: Callable[[str], str], backend: str, ranks: int):
     mpi_launch.need(mpi)

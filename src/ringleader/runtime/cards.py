@@ -30,10 +30,10 @@ class Card:
     shm: bool
     transport: str
     channels: int
-    workers: int | None  # None: as many as its cores allow
-    cores: int
     identity: str
     known: tuple[str, ...] = ()
+    workers: int | None = None  # None: as many as its cores allow
+    cores: int = 1
     net: str = "tcp"
     told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
 

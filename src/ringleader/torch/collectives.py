@@ -19,7 +19,7 @@ from ringleader import _core, errors
 from ringleader.runtime import calls
 from ringleader.runtime.calls import Call
 from ringleader.runtime.dtypes import ReduceOp, premul_sum
-from ringleader.torch.exchange import Exchanges, fails_later
+from ringleader.torch.exchange import Exchanges, operation
 from ringleader.torch.registered import address_of
 from ringleader.torch.sparse import sparse_all_reduce
 from ringleader.torch.tensors import as_block, direct, equal_sizes, pack, single, unpack_into
@@ -93,7 +93,7 @@ class Collectives(Exchanges):
 
     # ----------------------------------------------------------------------------------------------- reducing
 
-    @fails_later
+    @operation("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduce a tensor in place on all ranks. `opts` may be an operator, as in torch's short form."""
         if isinstance(tensors, Tensor):
@@ -116,7 +116,7 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, outputs)
 
-    @fails_later
+    @operation("all_reduce")
     def average(self, x: Tensor) -> RingleaderWork:
         """Start to average a tensor in place over all ranks; the future's value is the tensor. For DDP's hooks."""
         work: RingleaderWork = self._all_reduce(x, ReduceOp.AVG, None, x)
@@ -127,13 +127,13 @@ class Collectives(Exchanges):
         sparse_all_reduce(self._channel().comm, x, op, seconds_of(opts.timeout) or None)
         return self._hold(RingleaderWork(None, outputs))
 
-    @fails_later
+    @operation("all_reduce")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce several tensors in place, as one work."""
         op = _op_of(opts)
         return self._all([self._all_reduce(x, op, opts, [x]) for x in tensors], tensors)
 
-    @fails_later
+    @operation("reduce")
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduce a tensor to the root; the other ranks' tensors stay as they are."""
         if isinstance(tensors, Tensor):
@@ -149,7 +149,7 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, tensors)
 
-    @fails_later
+    @operation("reduce_scatter", 1)
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Reduce `input`, one block per rank, and leave block r in rank r's `output`."""
         op = _op_of(opts)
@@ -164,13 +164,13 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, [output])
 
-    @fails_later
+    @operation("reduce_scatter", 1)
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Several of `reduce_scatter_single` as one work."""
         works = [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs)
 
-    @fails_later
+    @operation("reduce_scatter", 1)
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduce a list of tensors, of which rank r gets the r-th. The tensors may differ in size."""
         if isinstance(outputs, Tensor):
@@ -198,7 +198,7 @@ class Collectives(Exchanges):
 
     # ----------------------------------------------------------------------------------------------- copying
 
-    @fails_later
+    @operation("broadcast")
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Copy the root's tensor into all others."""
         if isinstance(tensors, Tensor):
@@ -214,7 +214,7 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, tensors)
 
-    @fails_later
+    @operation("all_gather", 1)
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Gather every rank's `input` into `output`, one block per rank."""
         channel = self._channel()
@@ -228,18 +228,18 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, [output])
 
-    @fails_later
+    @operation("all_gather", 1)
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Several of `all_gather_single` as one work."""
         works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs)
 
-    @fails_later
+    @operation("all_gather", 1)
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Gather every rank's tensor into a list. The tensors may differ in size, if all ranks' lists say so."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
-            opts = _options(c10d.AllgatherOptions(), timeout)
+            opts = _options(c10d.AllgatherOptions(), opts or timeout)
         return self._all_gather(single(outputs, "allgather's output list"), single(inputs, "allgather's inputs"), opts)
 
     def _all_gather(self, outputs: list[Tensor], x: Tensor, opts: Any) -> Any:
@@ -250,13 +250,13 @@ class Collectives(Exchanges):
         call = calls.all_gather(self._channel().comm, x, block, None)
         return self._run_call(call, opts, outputs, stores)
 
-    @fails_later
+    @operation("all_gather", 1)
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather several tensors; ``outputs[r][i]`` is rank r's i-th (torch passes one list per rank)."""
         works = [self._all_gather([row[i] for row in outputs], x, opts) for i, x in enumerate(inputs)]
         return self._all(works, [x for row in outputs for x in row])
 
-    @fails_later
+    @operation("gather", 1)
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Gather every rank's tensor in the root's list."""
         if isinstance(inputs, Tensor):
@@ -273,7 +273,7 @@ class Collectives(Exchanges):
         block, stores = self._row_target(targets)
         return self._run_call(calls.gather(comm, x, root, block, None), opts, targets, stores)
 
-    @fails_later
+    @operation("scatter", 1)
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Give rank r the r-th tensor of the root's list."""
         if isinstance(outputs, Tensor):
@@ -290,7 +290,7 @@ class Collectives(Exchanges):
             block = pack(blocks)
         return self._run_call(calls.scatter(comm, block, root, output, None), opts, [output])
 
-    @fails_later
+    @operation("all_to_all", 1)
     def all_to_all_single(
         self,
         output: Tensor,
@@ -298,8 +298,11 @@ class Collectives(Exchanges):
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
         opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> Any:
         """Send block d of `input` to rank d, into its block for this rank; blocks are rows, equal ones by default."""
+        if opts is None or isinstance(opts, timedelta):
+            opts = _options(c10d.AllToAllOptions(), opts or timeout)
         if output_split_sizes or input_split_sizes:
             # Split sizes differ between ranks, and even ones here tell nothing of the others: always by messages.
             sources = self._split(input, input_split_sizes, "input")
@@ -316,20 +319,24 @@ class Collectives(Exchanges):
         channel.remember(key, call)
         return self._run_call(call, opts, [output])
 
-    @fails_later
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+    @operation("all_to_all", 1)
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: timedelta | None = None
+    ) -> Any:
         """Send tensor d of `inputs` to rank d; tensor s of `outputs` comes from rank s. Sizes may differ."""
+        if opts is None or isinstance(opts, timedelta):
+            opts = _options(c10d.AllToAllOptions(), opts or timeout)
         self._check_length(inputs, "all_to_all's input list")
         self._check_length(outputs, "all_to_all's output list")
         return self._exchange(inputs, outputs, opts, outputs)
 
     # ------------------------------------------------------------------------------------------------- others
 
-    @fails_later
+    @operation("barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Wait for all ranks."""
-        if opts is None:
-            opts = _options(c10d.BarrierOptions(), timeout)
+        if opts is None or isinstance(opts, timedelta):
+            opts = _options(c10d.BarrierOptions(), opts or timeout)
         channel = self._channel()
         if channel.barrier is None:
             channel.barrier = calls.barrier(channel.comm, None)

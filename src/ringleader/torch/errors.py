@@ -1,7 +1,8 @@
 """Ringleader's errors as torch programs expect them: each is also a `torch.distributed.DistBackendError`.
 
 That makes it a `RuntimeError`, which is what training loops and launchers catch around collectives. The message is
-unchanged, and ``except ringleader.errors.CollectiveTimeout`` catches it as before.
+unchanged, but for the word "timeout" in front where programs look for it, and
+``except ringleader.errors.CollectiveTimeout`` catches it as before.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ def torch_error(error: BaseException) -> BaseException:
     kind = _TYPES.get(type(error))
     if kind is None or not isinstance(error, errors.RingleaderError):
         return error
-    converted = kind(str(error), error.ranks)
+    text = str(error)
+    if isinstance(error, errors.CollectiveTimeout) and " timeout " not in text:
+        text = f"the timeout has passed: {text}"
+    converted = kind(text, error.ranks)
     converted.__cause__ = error.__cause__
     return converted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from ringleader import errors
 from ringleader.runtime import arrays
+from ringleader.torch.profiling import Recording, profiling
+from ringleader.torch.register import NAME
 from ringleader.torch.tensors import direct, single
 from ringleader.torch.work import CompositeWork, RingleaderWork, Store, seconds_of
 
 if TYPE_CHECKING:
     from ringleader.torch.channel import Channel
 
-__all__ = ["Exchanges", "fails_later"]
+__all__ = ["Exchanges", "operation"]
 
 # Tags of messages within collectives: beyond those that torch has, which are 32-bit.
 _FIRST_TAG = 1 << 40
@@ -26,23 +29,68 @@ _TAGS = 1 << 20
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
+# What torch calls one and the same argument, in its many forms of an operation.
+_SPELLINGS = (
+    ("tensors", "tensor"),
+    ("output", "output_tensor", "outputTensor", "outputs", "output_tensors", "outputTensors", "output_lists"),
+    ("input", "input_tensor", "inputTensor", "inputs", "input_tensors", "inputTensors", "input_list"),
+    ("dst", "dstRank"),
+    ("src", "srcRank"),
+    ("opts", "root"),
+    ("op", "opts"),
+)
 
-def fails_later(method: _Method) -> _Method:
-    """Let an operation that cannot be started return a work that has failed: DDP cannot bear errors at the start.
 
-    Wrong arguments are refused at once, because that is where the program's error is.
+def _other_names(method: Callable[..., Any]) -> dict[str, str]:
+    """torch's other names of the method's parameters, and the parameters' own."""
+    own = set(inspect.signature(method).parameters)
+    return {
+        other: name
+        for spellings in _SPELLINGS
+        for name in spellings
+        for other in spellings
+        if name in own and other not in own
+    }
+
+
+def operation(event: str, inputs: int = 0) -> Callable[[_Method], _Method]:
+    """Decorate a method that torch calls to start an operation.
+
+    An operation that cannot be started returns a work that has failed: DDP cannot bear errors at the start. Wrong
+    arguments are refused at once, because that is where the program's error is.
+
+    Parameters
+    ----------
+    event
+        Its name in torch's profiler.
+    inputs
+        Which argument holds the tensors whose shapes the profiler shows.
     """
+    title = f"{NAME}:{event}"
 
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except (errors.InvalidArgument, errors.UnsupportedType, errors.ScheduleError):
-            raise
-        except errors.RingleaderError as error:
-            return self._failed(error)
+    def decorate(method: _Method) -> _Method:
+        other_names = _other_names(method)
 
-    return cast(_Method, call)
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                kwargs = {other_names.get(name, name): value for name, value in kwargs.items()}
+            recording = Recording(title, args[inputs : inputs + 1]) if profiling() else None
+            try:
+                work = method(self, *args, **kwargs)
+            except (errors.InvalidArgument, errors.UnsupportedType, errors.ScheduleError):
+                if recording is not None:
+                    recording.end()
+                raise
+            except errors.RingleaderError as error:
+                work = self._failed(error)
+            if recording is not None:
+                work.record(recording)
+            return work
+
+        return cast(_Method, call)
+
+    return decorate
 
 
 class Exchanges:
@@ -62,21 +110,23 @@ class Exchanges:
 
     # ----------------------------------------------------------------------------------------------- messages
 
-    @fails_later
+    @operation("send")
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Any:
         """Send a tensor to rank `dst`."""
         x = single(tensors, "send's list")
         return self._hold(self._isend(self._channel(), x, dst, tag, 0.0))
 
-    @fails_later
+    @operation("recv")
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Any:
         """Receive a tensor from rank `src`."""
         x = single(tensors, "recv's list")
         return self._hold(self._irecv(self._channel(), x, src, tag, 0.0))
 
+    @operation("recvAnySource")
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
         """Receive a tensor from any rank; the work's `source_rank` tells which."""
-        return self.recv(tensors, -1, tag)
+        x = single(tensors, "recv's list")
+        return self._hold(self._irecv(self._channel(), x, -1, tag, 0.0))
 
     recvAnysource = recv_anysource  # noqa: N815 - older torch
 

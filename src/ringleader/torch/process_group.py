@@ -17,17 +17,18 @@ import torch
 import torch.distributed as dist
 
 from ringleader import errors
-from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.communicator import CLOSE_LIMIT, Communicator
 from ringleader.runtime.config import Config
 from ringleader.runtime.groups import connect
 from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.store import LocalStore
-from ringleader.torch import channel, collectives, exchange, futures, registered, sparse, tensors, work
+from ringleader.torch import channel, collectives, exchange, futures, profiling, registered, sparse, tensors, work
 from ringleader.torch.channel import Channel
 from ringleader.torch.collectives import Collectives
 from ringleader.torch.dynamo import skip_frames
 from ringleader.torch.errors import torch_error
 from ringleader.torch.futures import CallbackThread, callback_owner
+from ringleader.torch.monitored import monitored_barrier
 from ringleader.torch.register import NAME
 from ringleader.torch.work import CompositeWork, Holder, RingleaderWork
 
@@ -84,6 +85,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         self._callback_thread = CallbackThread(name)
         self._finalizer = weakref.finalize(self, self._callback_thread.close)
         self._coalescing: list[RingleaderWork] | None = None
+        self._monitored = 0
 
     def _form(self, name: str) -> Channel:
         group = connect(self._job, name, self._rank, self._size, self._timeout, self._timeout)
@@ -143,6 +145,13 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         """The store that the group was made with."""
         return self._store
 
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives this rank has begun."""
+        return self._main.comm.counters()["operations"]
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The ranks count from the start of the group; nothing to agree on."""
+
     @property
     def communicator(self) -> Communicator:
         """Ringleader's communicator of this group, for `status()`, `counters()`, `explain()` and the like."""
@@ -159,6 +168,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
             raise RuntimeError(f"the backend {NAME!r} moves CPU tensors, there is none for {device}")
         return self
 
+    use_pg_for_symm_mem_rendezvous = False
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: D102
@@ -177,6 +187,17 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
 
     _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
 
+    # ----------------------------------------------------------------------------------- who is missing
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; if one does not come, the error on rank 0 tells which, see `monitored`."""
+        limit = self._timeout if timeout is None else timeout.total_seconds()
+        number, self._monitored = self._monitored, self._monitored + 1
+        try:
+            monitored_barrier(self._store, self._rank, self._size, number, limit, wait_all_ranks)
+        except errors.CollectiveTimeout as error:
+            raise torch_error(error) from None
+
     # ------------------------------------------------------------------------------------------- the end
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -193,7 +214,11 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
             each.comm.abort(f"rank {self._rank} called abort() on {self._title}")
 
     def shutdown(self) -> None:
-        """Leave the group, within 2 s whatever the other ranks do; `destroy_process_group` calls it."""
+        """Leave the group; `destroy_process_group` calls it.
+
+        What is in flight gets 2 s to complete; leaving takes another 2 s at most, whatever the other ranks do.
+        """
+        self._holder.drain(CLOSE_LIMIT)
         for each in self._channels():
             each.close()
         self._holder.sweep()
@@ -230,4 +255,5 @@ def create(options: Any, backend_options: Any) -> ProcessGroupRingleader:
         raise torch_error(error) from error
 
 
-skip_frames([channel, collectives, exchange, futures, registered, sparse, tensors, work, sys.modules[__name__]])
+_OURS = [channel, collectives, exchange, futures, profiling, registered, sparse, tensors, work, sys.modules[__name__]]
+skip_frames(_OURS)

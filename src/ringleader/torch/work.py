@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from ringleader import _core, errors
 from ringleader.torch.errors import torch_error
 from ringleader.torch.futures import CallbackThread, WorkFuture, complete_later
+from ringleader.torch.profiling import Recording
 
 __all__ = ["CompositeWork", "Holder", "RingleaderWork", "seconds_of"]
 
@@ -64,6 +66,7 @@ class RingleaderWork(dist.Work):
         self._callback_thread: CallbackThread | None = None
         self._lock = threading.Lock() if stores else None
         self._source = -1
+        self._recording: Recording | None = None
 
     # ------------------------------------------------------------------------------------------- native side
 
@@ -99,8 +102,18 @@ class RingleaderWork(dist.Work):
                 error = problem
         self._error = None if error is None else torch_error(error)
         self._stores = ()
+        if self._recording is not None:
+            self._recording.end()
         self._done = True
         self._native = self._keep = None
+
+    def record(self, recording: Recording) -> None:
+        """Let a profiler's event last until the completion."""
+        self._recording = recording
+        if not self._done:
+            self.get_future()  # so that somebody notices the completion when it happens
+        if self._done:
+            recording.end()
 
     # --------------------------------------------------------------------------------------------- for torch
 
@@ -233,6 +246,17 @@ class Holder:
             self._limit = 64 + 2 * len(live)
         live[id(work)] = work
         return work
+
+    def drain(self, limit: float) -> None:
+        """Wait until all are complete, in success or failure, or `limit` seconds have passed."""
+        deadline = time.monotonic() + limit
+        for each in list(self._live.values()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            with suppress(errors.RingleaderError):  # who waits for the work gets to know
+                each.wait(timedelta(seconds=left))
+        self.sweep()
 
     def sweep(self) -> None:
         """Let go of all that is complete."""
