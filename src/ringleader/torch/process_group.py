@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -81,6 +82,8 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
             raise
         self._sides: dict[str, Channel] = {}
         self._sides_lock = threading.Lock()
+        self._lent: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._made: Counter[str] = Counter()
         self._holder = Holder()
         self._callback_thread = CallbackThread(name)
         self._finalizer = weakref.finalize(self, self._callback_thread.close)
@@ -103,8 +106,19 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
                     side = self._sides[owner] = self._form(f"{self._title}, callbacks of {owner}")
         return side
 
+    def make_side(self, purpose: str) -> Channel:
+        """A further communicator of this group; all ranks make those of a purpose in the same order.
+
+        It lives as long as somebody has it, and until the group is left.
+        """
+        number = self._made[purpose]
+        self._made[purpose] += 1
+        side = self._form(f"{self._title}, {purpose} {number}")
+        self._lent.add(side)
+        return side
+
     def _channels(self) -> list[Channel]:
-        return [self._main, *self._sides.values()]
+        return [self._main, *self._sides.values(), *self._lent]
 
     def _hold(self, work: RingleaderWork) -> RingleaderWork:
         work._callback_thread = self._callback_thread
