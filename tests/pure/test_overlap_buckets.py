@@ -214,7 +214,7 @@ def test_fixed_buckets_are_those_of_ddp() -> None:
     assert fixed_buckets(sizes, 5000, 1000) == tuple(tuple(bucket) for bucket in theirs)
 
 
-# ------------------------------------------------------------------------------------------------ errors, text, pictures
+# ------------------------------------------------------------------------------------------------ errors, text, files
 
 
 def test_wrong_arguments() -> None:
