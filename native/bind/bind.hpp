@@ -11,6 +11,7 @@ void bind_schedule(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_comm(nanobind::module_& m);
+void bind_compress(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_calls(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);

@@ -9,6 +9,7 @@ NB_MODULE(_core, m) {
   ringleader::bind_memory(m);
   ringleader::bind_plan(m);
   ringleader::bind_comm(m);
+  ringleader::bind_compress(m);
   ringleader::bind_calls(m);
   ringleader::bind_operation(m);
 }

@@ -283,3 +283,55 @@ class CompletionQueue:
     def next(self, timeout: float) -> int:
         """A token, or -1 after `timeout` seconds."""
     def close(self) -> None: ...
+
+# ---------------------------------------------------------------- compression (bind/bind_compress.cpp)
+
+class compress:  # noqa: N801 - a submodule
+    """Kernels of gradient compression (native/compress/compress.hpp) on contiguous arrays of exactly these types."""
+
+    @staticmethod
+    def block_elements(scheme: str) -> int: ...
+    @staticmethod
+    def encoded_bytes(scheme: str, elements: int) -> int: ...
+    @staticmethod
+    def encode(
+        scheme: str,
+        dst: NDArray[np.uint8] | None,
+        src: NDArray[np.float32],
+        error: NDArray[np.float32] | None = None,
+        decoded: NDArray[np.float32] | None = None,
+        scale: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        """dst = encoding of (src + error) * scale; error = what is lost, unscaled; decoded = what dst stands for."""
+    @staticmethod
+    def decode(scheme: str, dst: NDArray[np.float32], src: NDArray[np.uint8], accumulate: bool = False) -> None: ...
+    @staticmethod
+    def select(x: NDArray[np.float32], index: NDArray[np.uint32], sampled: bool = False, seed: int = 0) -> int:
+        """index = places, ascending, of the len(index) elements of largest magnitude; how many were found."""
+    @staticmethod
+    def select_random(elements: int, index: NDArray[np.uint32], seed: int) -> None: ...
+    @staticmethod
+    def take(x: NDArray[np.float32], index: NDArray[np.uint32], value: NDArray[np.float32]) -> bool:
+        """value = x[index], which become 0 there. Whether all were finite."""
+    @staticmethod
+    def scatter_add(
+        dst: NDArray[np.float32], index: NDArray[np.uint32], value: NDArray[np.float32], scale: float = 1.0
+    ) -> None:
+        """dst[index] += scale * value. Raises errors.invalid for an index out of range; nothing is written then."""
+    @staticmethod
+    def add(y: NDArray[np.float32], x: NDArray[np.float32]) -> None: ...
+    @staticmethod
+    def clean(x: NDArray[np.float32]) -> None:
+        """What is not finite becomes 0."""
+    @staticmethod
+    def orthonormalise(p: NDArray[np.float32]) -> None:
+        """Columns of p, shape (rows, rank); equal bits on every machine. Dependent columns become zero."""
+    @staticmethod
+    def expand(
+        p: NDArray[np.float32],
+        q: NDArray[np.float32],
+        out: NDArray[np.float32],
+        error: NDArray[np.float32] | None = None,
+    ) -> None:
+        """out = p q^T; error -= out. Equal bits on every machine."""

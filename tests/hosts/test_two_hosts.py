@@ -31,7 +31,7 @@ with rl.init() as comm:
 """
 
 TRAIN = """
-import sys, json, torch, torch.distributed as dist
+import os, sys, json, torch, torch.distributed as dist
 from torch import nn
 torch.set_num_threads(1)
 torch.manual_seed(3)
@@ -48,8 +48,11 @@ for step in range(12):
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
-print(json.dumps(losses))
+print(json.dumps(losses), flush=True)
+del model, optimizer, loss
 dist.destroy_process_group()
+if backend == "gloo":  # a thread that it leaves running aborts some processes while Python ends
+    os._exit(0)
 """
 
 

@@ -27,6 +27,7 @@ from ringleader.adapt.loads import Candidate
 from ringleader.adapt.network import Reading, flow_rate, format_rate
 from ringleader.adapt.policy import Policy, Settings
 from ringleader.errors import ClosedError, InvalidArgument
+from ringleader.runtime import compressed
 from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.config import logger
 from ringleader.runtime.dtypes import ReduceOp
@@ -196,6 +197,7 @@ class AdaptiveAllReduce:
         self._network = len(set(comm.nodes)) > 1
         self._pending: _Pending | None = None
         self._reading = Reading.of(self._comm._cores())
+        self._owing: dict[str, Any] = {}  # which compressor remembers something of an array
         self._calls = 0
         self._ended_at: float | None = None
         self._window = 0.0
@@ -266,7 +268,14 @@ class AdaptiveAllReduce:
 
     def _run(self, candidate: Candidate, x: Any, op: ReduceOp | str, out: Any, key: str) -> Any:
         compressor = candidate.format.compressor
+        left = self._owing.get(key)
+        if left is not None and left is not compressor:
+            # What error feedback remembers of this array goes along, once: nothing is lost by the change.
+            del self._owing[key]
+            return compressed.all_reduce(self._comm, x, op, left.at(key), out, dense=True)
         if compressor is not None:
+            if hasattr(compressor, "pending"):
+                self._owing[key] = compressor
             return self._comm.all_reduce(x, op, out=out, compression=compressor.at(key))
         return self._comm.all_reduce(x, op, out=out, algorithm=candidate.algorithm, wire=candidate.format.wire)
 

@@ -204,8 +204,10 @@ def run_bench(request: Request, write: Callable[[str], None]) -> int:
                 report = _measure_all(request, ranks, write, machine)
         else:
             report = _measure_all(request, ranks, lambda line: None, None)
-    finally:
-        ranks.close()
+    except BaseException:
+        ranks.abandon()
+        raise
+    ranks.close()
     if ranks.leader:
         if request.json_path is not None:
             request.json_path.write_text(json.dumps(report.as_json(), indent=1, allow_nan=False) + "\n")

@@ -59,8 +59,12 @@ class LocalRanks:
         """End the processes."""
         if self._group is not None:
             self._run(self._group, _stop, limit=_START_LIMIT)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the processes as they are: after Ctrl-C they may have ended already, which is no failure of theirs."""
         if self._group is not None:
-            self._group.close()
+            self._group.close(force=True)
             self._group = None
 
 
@@ -83,6 +87,8 @@ class JobRanks:
     def close(self) -> None:
         """Leave the job."""
         self._session.close()
+
+    abandon = close
 
 
 Ranks = LocalRanks | JobRanks

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from numpy import ndarray
 
-from ringleader.runtime import calls
+from ringleader import errors
+from ringleader.compress.base import Compressor, Keyed
+from ringleader.runtime import calls, compressed
 from ringleader.runtime.dtypes import ReduceOp
 from ringleader.runtime.runner import MISS, NO_OP, Runner, seconds, simple_address
 from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import Work
+
+if TYPE_CHECKING:
+    from ringleader.runtime.communicator import Communicator
 
 __all__ = ["Collectives"]
 
@@ -36,6 +41,7 @@ class Collectives(Runner):
         out: Any = None,
         algorithm: str | None = None,
         wire: Wire = None,
+        compression: Compressor | Keyed | None = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -49,6 +55,10 @@ class Collectives(Runner):
             A `ReduceOp` or its name. Integer AVG truncates toward zero; on bool, SUM means OR and PROD means AND.
         out
             Array of the same type and number of elements for the result; `x` is then left as it is.
+        compression
+            A compressor of `ringleader.compress`, for "sum" and "avg" of floating-point numbers;
+            ``compressor.at(name)`` where it remembers something about several arrays. Without `algorithm`, `wire` and
+            `async_op`.
 
         Returns
         -------
@@ -75,6 +85,11 @@ class Collectives(Runner):
         ...     comm.all_reduce(np.array([1.0, 2.0]))
         array([1., 2.])
         """
+        if compression is not None:
+            if algorithm is not None or wire is not None or async_op:
+                raise errors.InvalidArgument("compression= cannot be combined with algorithm=, wire= or async_op=True")
+            self._check_usable()
+            return compressed.all_reduce(cast("Communicator", self), x, op, compression, out, timeout)
         wire = parse_wire(wire)
         if out is None:
             # The most frequent call of all, so the short way (`_repeat`) is written out: 1 us instead of 1.5.

@@ -6,6 +6,7 @@ well, for a source tree that is only on the path.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as _distributed  # noqa: F401 - `register` looks for it
@@ -15,11 +16,13 @@ from ringleader.torch.register import register
 
 if TYPE_CHECKING:
     from ringleader.executors.torch_p2p import run
+    from ringleader.torch import hooks
+    from ringleader.torch.data_parallel import DataParallel
     from ringleader.torch.ddp import register_ddp
 
 register()
 
-__all__ = ["init_process_group", "register", "register_ddp", "run"]
+__all__ = ["DataParallel", "hooks", "init_process_group", "register", "register_ddp", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +30,12 @@ def __getattr__(name: str) -> Any:
         from ringleader.executors.torch_p2p import run
 
         return run
+    if name == "hooks":
+        return importlib.import_module("ringleader.torch.hooks")
+    if name == "DataParallel":
+        from ringleader.torch.data_parallel import DataParallel
+
+        return DataParallel
     if name == "register_ddp":
         from ringleader.torch.ddp import register_ddp
 

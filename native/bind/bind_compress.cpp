@@ -1,0 +1,131 @@
+// Gradient compression (compress/compress.hpp) for ringleader.compress: on NumPy arrays, whose types and sizes are checked here.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string>
+
+#include "bind/bind.hpp"
+#include "compress/compress.hpp"
+
+namespace nb = nanobind;
+
+namespace ringleader {
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Maybe = std::optional<Vector<float>>;
+
+compress::Scheme scheme_of(const std::string& text) {
+  for (int code = 0; code < compress::kSchemeCount; ++code)
+    if (text == compress::name(static_cast<compress::Scheme>(code))) return static_cast<compress::Scheme>(code);
+  throw Error(ErrorKind::invalid, "unknown compression scheme '" + text + "'");
+}
+
+void require(const char* what, std::size_t got, std::size_t wanted) {
+  if (got != wanted)
+    throw Error(ErrorKind::invalid, std::string(what) + " has " + std::to_string(got) + " items, expected " + std::to_string(wanted));
+}
+
+void encode(const std::string& scheme, std::optional<Vector<std::uint8_t>> dst, Vector<const float> src, Maybe error, Maybe decoded,
+            float scale, std::uint32_t seed) {
+  const compress::Scheme code = scheme_of(scheme);
+  const std::size_t n = src.size();
+  if (dst) require("the destination", dst->size(), compress::encoded_bytes(code, n));
+  if (error) require("the error", error->size(), n);
+  if (decoded) require("what is decoded", decoded->size(), n);
+  const nb::gil_scoped_release unlocked;
+  compress::encode(code, dst ? dst->data() : nullptr, src.data(), error ? error->data() : nullptr,
+                   decoded ? decoded->data() : nullptr, n, scale, seed);
+}
+
+void decode(const std::string& scheme, Vector<float> dst, Vector<const std::uint8_t> src, bool accumulate) {
+  const compress::Scheme code = scheme_of(scheme);
+  require("the payload", src.size(), compress::encoded_bytes(code, dst.size()));
+  const nb::gil_scoped_release unlocked;
+  compress::decode(code, dst.data(), src.data(), dst.size(), accumulate);
+}
+
+std::size_t select(Vector<const float> x, Vector<std::uint32_t> index, bool sampled, std::uint32_t seed) {
+  const nb::gil_scoped_release unlocked;
+  if (sampled) return compress::select_sampled(x.data(), x.size(), index.size(), seed, index.data());
+  compress::select_top(x.data(), x.size(), index.size(), index.data());
+  return index.size();
+}
+
+void select_random(std::size_t elements, Vector<std::uint32_t> index, std::uint32_t seed) {
+  const nb::gil_scoped_release unlocked;
+  compress::select_random(elements, index.size(), seed, index.data());
+}
+
+bool take(Vector<float> x, Vector<const std::uint32_t> index, Vector<float> value) {
+  require("the values", value.size(), index.size());
+  const nb::gil_scoped_release unlocked;
+  return compress::take(x.data(), x.size(), index.data(), index.size(), value.data());
+}
+
+void scatter_add(Vector<float> dst, Vector<const std::uint32_t> index, Vector<const float> value, float scale) {
+  require("the values", value.size(), index.size());
+  const nb::gil_scoped_release unlocked;
+  compress::scatter_add(dst.data(), dst.size(), index.data(), value.data(), index.size(), scale);
+}
+
+void add(Vector<float> y, Vector<const float> x) {
+  require("the summand", x.size(), y.size());
+  const nb::gil_scoped_release unlocked;
+  compress::add(y.data(), x.data(), y.size());
+}
+
+void clean(Vector<float> x) {
+  const nb::gil_scoped_release unlocked;
+  compress::clean(x.data(), x.size());
+}
+
+void orthonormalise(Matrix<float> p) {
+  const nb::gil_scoped_release unlocked;
+  compress::orthonormalise(p.data(), p.shape(0), p.shape(1));
+}
+
+void expand(Matrix<const float> p, Matrix<const float> q, Matrix<float> out, std::optional<Matrix<float>> error) {
+  require("q's columns", q.shape(1), p.shape(1));
+  require("the rows of the product", out.shape(0), p.shape(0));
+  require("the columns of the product", out.shape(1), q.shape(0));
+  if (p.shape(1) == 0) throw Error(ErrorKind::invalid, "the factors have no columns; expected a rank of at least 1");
+  if (error) {
+    require("the error's rows", error->shape(0), out.shape(0));
+    require("the error's columns", error->shape(1), out.shape(1));
+  }
+  const nb::gil_scoped_release unlocked;
+  compress::expand(p.data(), q.data(), out.data(), error ? error->data() : nullptr, out.shape(0), out.shape(1), p.shape(1));
+}
+
+}  // namespace
+
+void bind_compress(nb::module_& parent) {
+  nb::module_ m = parent.def_submodule("compress");
+  m.def("block_elements", [](const std::string& scheme) { return compress::block_elements(scheme_of(scheme)); }, nb::arg("scheme"));
+  m.def("encoded_bytes",
+        [](const std::string& scheme, std::size_t n) { return compress::encoded_bytes(scheme_of(scheme), n); },
+        nb::arg("scheme"), nb::arg("elements"));
+  m.def("encode", &encode, nb::arg("scheme"), nb::arg("dst").none().noconvert(), nb::arg("src").noconvert(),
+        nb::arg("error").none().noconvert() = nb::none(), nb::arg("decoded").none().noconvert() = nb::none(),
+        nb::arg("scale") = 1.0F, nb::arg("seed") = 0);
+  m.def("decode", &decode, nb::arg("scheme"), nb::arg("dst").noconvert(), nb::arg("src").noconvert(), nb::arg("accumulate") = false);
+  m.def("select", &select, nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("sampled") = false, nb::arg("seed") = 0);
+  m.def("select_random", &select_random, nb::arg("elements"), nb::arg("index").noconvert(), nb::arg("seed"));
+  m.def("take", &take, nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("value").noconvert());
+  m.def("scatter_add", &scatter_add, nb::arg("dst").noconvert(), nb::arg("index").noconvert(), nb::arg("value").noconvert(),
+        nb::arg("scale") = 1.0F);
+  m.def("add", &add, nb::arg("y").noconvert(), nb::arg("x").noconvert());
+  m.def("clean", &clean, nb::arg("x").noconvert());
+  m.def("orthonormalise", &orthonormalise, nb::arg("p").noconvert());
+  m.def("expand", &expand, nb::arg("p").noconvert(), nb::arg("q").noconvert(), nb::arg("out").noconvert(),
+        nb::arg("error").none().noconvert() = nb::none());
+}
+
+}  // namespace ringleader

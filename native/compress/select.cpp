@@ -1,0 +1,155 @@
+// Selection of few elements among many.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "compress/compress.hpp"
+#include "compress/dispatch.hpp"
+#include "core/types.hpp"
+
+namespace ringleader::compress {
+namespace {
+
+constexpr std::uint32_t kMagnitude = 0x7fffffffU;
+constexpr std::size_t kSpare = 16;       // what collect may write beyond its room
+constexpr std::size_t kSample = 1U << 14;
+
+std::uint32_t magnitude(float value) { return __builtin_bit_cast(std::uint32_t, value) & kMagnitude; }
+
+// Orders by magnitude, falling, then by index.
+std::uint64_t key(std::uint32_t bits, std::uint32_t index) {
+  return static_cast<std::uint64_t>(kMagnitude - bits) << 32 | index;
+}
+
+// A magnitude that about `wanted` of the elements reach, from a sample of random places; 0 if the sample does not tell.
+std::uint32_t sampled_threshold(const float* x, std::size_t n, double wanted, double slack, std::uint32_t seed) {
+  std::vector<std::uint32_t> sample(kSample);
+  std::uint64_t state = spread(seed) | std::uint64_t{1} << 32;
+  for (std::uint32_t& value : sample) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    value = magnitude(x[static_cast<std::size_t>((state >> 32) * n >> 32)]);
+  }
+  const double place = wanted / static_cast<double>(n) * static_cast<double>(kSample);
+  const double rank = place + slack * (3.0 * std::sqrt(place) + 4.0);
+  const auto at = static_cast<std::size_t>(rank < 1.0 ? 1.0 : rank);
+  if (at >= kSample) return 0;
+  const auto nth = sample.begin() + static_cast<std::ptrdiff_t>(at - 1);
+  std::nth_element(sample.begin(), nth, sample.end(), std::greater<>());
+  return *nth;
+}
+
+// The lower edge of the histogram bin of magnitudes in which the k-th largest lies.
+std::uint32_t histogram_threshold(const float* x, std::size_t n, std::size_t k) {
+  constexpr unsigned kShift = 15;
+  std::vector<std::size_t> bins(std::size_t{1} << (31 - kShift));
+  for (std::size_t i = 0; i < n; ++i) ++bins[magnitude(x[i]) >> kShift];
+  std::size_t above = 0, bin = bins.size();
+  while (above < k) above += bins[--bin];
+  return static_cast<std::uint32_t>(bin) << kShift;
+}
+
+// Keeps of `candidates`, ascending indices, those of the k largest; k <= their number.
+void keep_largest(const float* x, std::vector<std::uint32_t>& candidates, std::size_t count, std::size_t k, std::uint32_t* index) {
+  if (count == k) {
+    std::copy_n(candidates.begin(), k, index);
+    return;
+  }
+  std::vector<std::uint64_t> keys(count);
+  for (std::size_t j = 0; j < count; ++j) keys[j] = key(magnitude(x[candidates[j]]), candidates[j]);
+  std::vector<std::uint64_t> ordered = keys;
+  const auto last = ordered.begin() + static_cast<std::ptrdiff_t>(k - 1);
+  std::nth_element(ordered.begin(), last, ordered.end());
+  std::size_t kept = 0;
+  for (const std::uint64_t each : keys)
+    if (each <= *last) index[kept++] = static_cast<std::uint32_t>(each);
+}
+
+void check_counts(std::size_t elements, std::size_t k) {
+  if (k > elements || elements >= std::size_t{1} << 32)
+    throw Error(ErrorKind::invalid, "cannot select " + std::to_string(k) + " of " + std::to_string(elements) +
+                                        " elements; expected at most as many as there are, and fewer than 2^32 of those");
+}
+
+}  // namespace
+
+void select_top(const float* x, std::size_t elements, std::size_t k, std::uint32_t* index) {
+  check_counts(elements, k);
+  if (k == elements) {
+    for (std::size_t i = 0; i < k; ++i) index[i] = static_cast<std::uint32_t>(i);
+    return;
+  }
+  if (k == 0) return;
+  // A threshold that a little more than k elements reach; where the sample misleads, the histogram knows.
+  std::vector<std::uint32_t> candidates;
+  std::size_t count = 0;
+  if (elements > 4 * kSample) {
+    const std::uint32_t least = sampled_threshold(x, elements, static_cast<double>(k), 1.0, 0);
+    const std::size_t room = std::min(elements, 2 * k + elements / 64);
+    candidates.resize(room + kSpare);
+    if (least > 0) count = kernels().collect(x, elements, least, candidates.data(), room);
+    if (count == room) count = 0;  // it may have stopped early
+  }
+  if (count < k) {
+    const std::uint32_t least = elements > 4 * kSample ? histogram_threshold(x, elements, k) : 0;
+    candidates.resize(elements + kSpare);
+    count = kernels().collect(x, elements, least, candidates.data(), elements);
+  }
+  keep_largest(x, candidates, count, k, index);
+}
+
+std::size_t select_sampled(const float* x, std::size_t elements, std::size_t k, std::uint32_t seed, std::uint32_t* index) {
+  check_counts(elements, k);
+  if (k == 0) return 0;
+  if (k == elements || elements <= 4 * kSample) {
+    select_top(x, elements, k, index);
+    return k;
+  }
+  const std::uint32_t least = sampled_threshold(x, elements, static_cast<double>(k), 0.0, seed);
+  const std::size_t room = std::min(elements, 2 * k + kSpare);
+  std::vector<std::uint32_t> candidates(room + kSpare);
+  const std::size_t count = least == 0 ? room : kernels().collect(x, elements, least, candidates.data(), room);
+  if (count == room || count < k / 2) {  // many equal magnitudes, or hardly any found: the sample does not tell
+    select_top(x, elements, k, index);
+    return k;
+  }
+  if (count > k) {
+    keep_largest(x, candidates, count, k, index);
+    return k;
+  }
+  std::copy_n(candidates.begin(), count, index);
+  return count;
+}
+
+void select_random(std::size_t elements, std::size_t k, std::uint32_t seed, std::uint32_t* index) {
+  check_counts(elements, k);
+  const std::uint32_t mixed = spread(seed);
+  for (std::uint64_t j = 0; j < k; ++j) {
+    const std::uint64_t begin = j * elements / k, end = (j + 1) * elements / k;
+    const std::uint64_t random = spread(mixed ^ static_cast<std::uint32_t>(j));
+    index[j] = static_cast<std::uint32_t>(begin + (random * (end - begin) >> 32));
+  }
+}
+
+bool take(float* x, std::size_t elements, const std::uint32_t* index, std::size_t k, float* value) {
+  std::uint32_t largest = 0;
+  for (std::size_t j = 0; j < k; ++j) {
+    if (index[j] >= elements) throw Error(ErrorKind::invalid, "index " + std::to_string(index[j]) + " is not below " + std::to_string(elements));
+    value[j] = x[index[j]];
+    largest = std::max(largest, magnitude(value[j]));
+    x[index[j]] = 0.0F;
+  }
+  return largest < 0x7f800000U;
+}
+
+void scatter_add(float* dst, std::size_t elements, const std::uint32_t* index, const float* value, std::size_t k, float scale) {
+  std::uint32_t largest = 0;
+  for (std::size_t j = 0; j < k; ++j) largest = std::max(largest, index[j]);
+  if (k > 0 && largest >= elements)
+    throw Error(ErrorKind::invalid, "a sparse payload names element " + std::to_string(largest) + " of an array of " +
+                                        std::to_string(elements) + "; ranks must compress arrays of one size");
+  for (std::size_t j = 0; j < k; ++j) dst[index[j]] += scale * value[j];
+}
+
+}  // namespace ringleader::compress

@@ -1,0 +1,39 @@
+// The kernels of one instruction set. Each isa_*.cpp defines one table; dispatch is compress.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ringleader::compress {
+
+inline constexpr int kWireSchemes = 3;  // the first schemes are wire formats
+inline constexpr int kOwnSchemes = 9;   // onebit and so on
+
+struct Codec {
+  void (*encode)(std::uint8_t* dst, const float* src, std::size_t elements, std::uint32_t seed, std::uint32_t first);
+  void (*decode)(float* dst, const std::uint8_t* src, std::size_t elements);
+};
+
+struct Table {
+  Codec codec[kOwnSchemes];
+  // y = (x + e), e may be null; scaled = y * scale.
+  void (*prepare)(float* y, float* scaled, const float* x, const float* e, float scale, std::size_t n);
+  // e = y - sent * factor, or 0 where that is not finite.
+  void (*residual)(float* e, const float* y, const float* sent, float factor, std::size_t n);
+  void (*accumulate)(float* dst, const float* src, std::size_t n);
+  void (*clean)(float* x, std::size_t n);
+  // Indices of the elements whose magnitude, as bits, is at least `least`; stops after `room` of them (which `index` has, and 16 more).
+  std::size_t (*collect)(const float* x, std::size_t n, std::uint32_t least, std::uint32_t* index, std::size_t room);
+  // A row of p q^T: q is given transposed (rank x columns).
+  void (*expand_row)(float* out, float* error, const float* p, const float* q, std::size_t columns, std::size_t rank);
+  double (*dot)(const float* a, const float* b, std::size_t n);
+  void (*subtract)(float* a, const float* b, float factor, std::size_t n);
+};
+
+extern const Table baseline_table;
+#if defined(__x86_64__)
+extern const Table avx2_table;
+extern const Table avx512_table;
+#endif
+
+}  // namespace ringleader::compress

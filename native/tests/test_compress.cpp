@@ -1,0 +1,147 @@
+// Compression kernels: every instruction set against the first one, bounds of memory, payloads from hostile peers.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "compress/compress.hpp"
+#include "compress/table.hpp"
+#include "core/types.hpp"
+#include "doctest/doctest.h"
+#include "reduce/table.hpp"
+
+using namespace ringleader;
+using namespace ringleader::compress;
+
+namespace {
+
+std::vector<float> values(std::size_t n, unsigned seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  std::vector<float> x(n);
+  for (float& value : x) value = static_cast<float>(normal(random) * std::exp2(4 * normal(random)));
+  return x;
+}
+
+std::vector<const Table*> tables() {
+  std::vector<const Table*> all;
+  for (const kernels::Isa& isa : kernels::available()) {
+    const Table* table = &baseline_table;
+#if defined(__x86_64__)
+    if (std::string(isa.name) == "avx2") table = &avx2_table;
+    if (std::string(isa.name) == "avx512") table = &avx512_table;
+#endif
+    all.push_back(table);
+  }
+  return all;
+}
+
+constexpr std::size_t kSizes[] = {1, 7, 8, 9, 15, 16, 17, 63, 65, 127, 129, 511, 513, 2047, 2048};
+
+bool same(const void* a, const void* b, std::size_t bytes) { return bytes == 0 || std::memcmp(a, b, bytes) == 0; }
+
+}  // namespace
+
+TEST_CASE("compress: codecs of every instruction set give the same bits, within bounds") {
+  for (int own = 0; own < kOwnSchemes; ++own) {
+    const auto scheme = static_cast<Scheme>(kWireSchemes + own);
+    for (const std::size_t n : kSizes) {
+      const std::vector<float> x = values(n, static_cast<unsigned>(n));
+      const std::size_t bytes = encoded_bytes(scheme, n);
+      std::vector<std::uint8_t> first;
+      std::vector<float> decoded;
+      for (const Table* table : tables()) {
+        std::vector<std::uint8_t> out(bytes + 1, 0xa5);
+        table->codec[own].encode(out.data(), x.data(), n, 12345, 77);
+        CHECK(out.back() == 0xa5);
+        std::vector<float> back(n + 1, -77.0F);
+        table->codec[own].decode(back.data(), out.data(), n);
+        CHECK(back.back() == -77.0F);
+        if (first.empty()) {
+          first = out;
+          decoded = back;
+        }
+        CHECK_MESSAGE(same(first.data(), out.data(), bytes), name(scheme) << " of " << n);
+        CHECK_MESSAGE(same(decoded.data(), back.data(), n * 4), name(scheme) << " of " << n);
+      }
+    }
+  }
+}
+
+TEST_CASE("compress: decoding any bytes stays within bounds") {
+  std::mt19937 random(3);
+  for (int code = 0; code < kSchemeCount; ++code) {
+    const auto scheme = static_cast<Scheme>(code);
+    for (const std::size_t n : kSizes) {
+      std::vector<std::uint8_t> bytes(encoded_bytes(scheme, n));
+      for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random());
+      std::vector<float> out(n);
+      decode(scheme, out.data(), bytes.data(), n, false);
+      decode(scheme, out.data(), bytes.data(), n, true);
+    }
+  }
+}
+
+TEST_CASE("compress: what is encoded and what is left over add up") {
+  for (int code = 0; code < kSchemeCount; ++code) {
+    const auto scheme = static_cast<Scheme>(code);
+    for (const std::size_t n : {std::size_t{1}, std::size_t{65}, std::size_t{2049}, std::size_t{5000}}) {
+      const std::vector<float> x = values(n, 1), before = values(n, 2);
+      std::vector<float> error = before, decoded(n), again(n);
+      std::vector<std::uint8_t> bytes(encoded_bytes(scheme, n));
+      encode(scheme, bytes.data(), x.data(), error.data(), nullptr, n, 1.0F, 5);
+      decode(scheme, decoded.data(), bytes.data(), n, false);
+      for (std::size_t i = 0; i < n; ++i) {
+        if (!std::isfinite(decoded[i])) continue;  // half precision overflows; nothing is kept of that
+        const float y = x[i] + before[i];
+        CHECK(error[i] == y - decoded[i]);
+      }
+      error = before;
+      encode(scheme, nullptr, x.data(), error.data(), again.data(), n, 1.0F, 5);
+      CHECK(same(again.data(), decoded.data(), n * 4));
+    }
+  }
+}
+
+TEST_CASE("compress: selection is that of a sort, for every instruction set") {
+  for (const std::size_t n : {std::size_t{1}, std::size_t{16}, std::size_t{33}, std::size_t{70000}}) {
+    std::vector<float> x = values(n, 9);
+    for (std::size_t i = 0; i < n; i += 5) x[i] = std::round(x[i]);  // ties
+    for (const std::size_t k : {std::size_t{0}, std::size_t{1}, n / 3, n}) {
+      std::vector<std::uint32_t> want(n), got(k + 1, 0xa5a5a5a5U);
+      for (std::size_t i = 0; i < n; ++i) want[i] = static_cast<std::uint32_t>(i);
+      std::stable_sort(want.begin(), want.end(), [&](std::uint32_t a, std::uint32_t b) { return std::fabs(x[a]) > std::fabs(x[b]); });
+      want.resize(k);
+      std::sort(want.begin(), want.end());
+      select_top(x.data(), n, k, got.data());
+      CHECK(got.back() == 0xa5a5a5a5U);
+      got.pop_back();
+      CHECK(got == want);
+    }
+    std::vector<std::uint32_t> first;
+    for (const Table* table : tables()) {
+      std::vector<std::uint32_t> found(n + 16);
+      found.resize(table->collect(x.data(), n, 0x3f800000U, found.data(), n));
+      if (table == tables().front()) first = found;
+      CHECK(found == first);
+    }
+  }
+}
+
+TEST_CASE("compress: indices from peers are checked before anything is written") {
+  std::vector<float> dst(10, 0.0F);
+  const std::uint32_t index[] = {1, 4000000000U};
+  const float value[] = {1.0F, 1.0F};
+  CHECK_THROWS_AS(scatter_add(dst.data(), 10, index, value, 2, 1.0F), Error);
+  CHECK(dst[1] == 0.0F);
+}
+
+TEST_CASE("compress: NaN in a matrix does not hang or hide") {
+  std::vector<float> p = values(40, 4);
+  p[7] = std::numeric_limits<float>::quiet_NaN();
+  orthonormalise(p.data(), 10, 4);
+  CHECK(std::any_of(p.begin(), p.end(), [](float v) { return std::isnan(v); }));
+}

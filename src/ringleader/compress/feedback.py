@@ -1,0 +1,233 @@
+"""Error feedback: what compression loses in one step is added in the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ringleader import _core, errors
+from ringleader.compress.base import Compressor, Floats, Kind, Payload, State, as_floats, log
+from ringleader.compress.blocks import QSGD, BlockCompressor
+from ringleader.compress.sparse import TopK
+
+__all__ = ["DGC", "EFSGD", "ErrorFeedback"]
+
+
+class ErrorFeedback(Compressor):
+    """A compressor with a memory: each array's lost part is added to it the next time.
+
+    So nothing is lost for good: the sum of all that was sent, and what is remembered, is the sum of all that was to be
+    sent. Infinities and NaN are sent, but not remembered. Where shards of a sum are compressed again (``"blocks"``, and
+    ``"sparse"`` by scattering), what is lost by that is remembered too, by the rank that sums the shard.
+
+    Parameters
+    ----------
+    compressor
+        Any.
+
+    References
+    ----------
+    Karimireddy et al.: Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
+
+    Examples
+    --------
+    >>> from ringleader.compress import TopK
+    >>> codec = ErrorFeedback(TopK(k=1))
+    >>> [codec.decompress(codec.compress(np.float32([3, 2]))).tolist() for _ in range(3)]
+    [[3.0, 0.0], [0.0, 4.0], [6.0, 0.0]]
+    """
+
+    def __init__(self, compressor: Compressor) -> None:
+        if not isinstance(compressor, Compressor) or isinstance(compressor, ErrorFeedback):
+            raise errors.InvalidArgument(f"compressor is {compressor!r}; expected a Compressor without error feedback")
+        self.compressor = compressor
+        self.errors: dict[str, Floats] = {}
+        self.shard_errors: dict[str, Floats] = {}
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """That of the compressor."""
+        return self.compressor.kind
+
+    @property
+    def compression_ratio(self) -> float:  # type: ignore[override]
+        """That of the compressor."""
+        return self.compressor.compression_ratio
+
+    @property
+    def always_compressed(self) -> bool:  # type: ignore[override]
+        """That of the compressor."""
+        return self.compressor.always_compressed
+
+    @property
+    def seconds_per_byte(self) -> float:  # type: ignore[override]
+        """That of the compressor."""
+        return self.compressor.seconds_per_byte
+
+    def error(self, key: str, elements: int) -> Floats:
+        """What is remembered of the array `key`; zeros at first. Written to by those who compress.
+
+        An array of another size than before starts anew, with one line in the log.
+        """
+        return _memory(self.errors, key, elements, "error memory")
+
+    def shard_error(self, key: str, elements: int) -> Floats:
+        """What was lost when this rank compressed its shard of the sum of arrays `key` again."""
+        return _memory(self.shard_errors, key, elements, "error memory of this rank's shard")
+
+    def gather(self, x: Floats, key: str) -> Floats:
+        """What is to be compressed, without the error, which `error` gives."""
+        return x
+
+    def sent(self, payload: Payload, key: str) -> None:
+        """Called with what was sent of the array `key`."""
+
+    def pending(self, x: Floats, key: str) -> Floats:
+        """All that is to be sent, for a step without compression: nothing is remembered then."""
+        total = self.gather(x, key) + self.error(key, x.size)
+        self.error(key, x.size)[:] = 0
+        return total
+
+    def forget(self) -> None:
+        """Remember nothing of any array."""
+        self.errors.clear()
+        self.shard_errors.clear()
+
+    def compress(self, x: Any, key: str = "") -> Payload:
+        """See `Compressor.compress`."""
+        values = self.gather(as_floats(x), key)
+        payload = self.compressor.compress_with_error(values.reshape(np.shape(x)), self.error(key, values.size), key)
+        self.sent(payload, key)
+        return payload
+
+    def decompress(self, payload: Payload, out: Floats | None = None) -> Floats:
+        """See `Compressor.decompress`."""
+        return self.compressor.decompress(payload, out)
+
+    def wire_bytes(self, elements: int) -> int:
+        """See `Compressor.wire_bytes`."""
+        return self.compressor.wire_bytes(elements)
+
+    def state_dict(self) -> State:
+        """All that is remembered, and the state of the compressor. It belongs to this rank."""
+        return {
+            "errors": {key: error.copy() for key, error in self.errors.items()},
+            "shard_errors": {key: error.copy() for key, error in self.shard_errors.items()},
+            "compressor": self.compressor.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Compressor.load_state_dict`. After a change of the number of ranks, shards start anew by themselves."""
+        self.errors = {key: np.array(error, np.float32) for key, error in state["errors"].items()}
+        self.shard_errors = {key: np.array(error, np.float32) for key, error in state["shard_errors"].items()}
+        self.compressor.load_state_dict(state["compressor"])
+
+
+def _memory(memory: dict[str, Floats], key: str, elements: int, what: str) -> Floats:
+    found = memory.get(key)
+    if found is None or found.size != elements:
+        if found is not None:
+            log.warning(
+                "%s of array %r starts anew: it has %d elements now, %d before", what, key, elements, found.size
+            )
+        found = memory[key] = np.zeros(elements, np.float32)
+    return found
+
+
+class EFSGD(ErrorFeedback):
+    """Error-compensated quantisation: `QSGD` of 8 or 4 bits, or `bits=1` for signs, with error feedback.
+
+    References
+    ----------
+    Karimireddy et al.: Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
+    Wu et al.: Error Compensated Quantized SGD, ICML 2018.
+
+    Examples
+    --------
+    >>> codec = EFSGD(bits=4)
+    >>> codec.decompress(codec.compress(np.float32([7, -1, 0])))
+    array([ 7., -1.,  0.], dtype=float32)
+    """
+
+    def __init__(self, bits: int = 8, seed: int = 0) -> None:
+        super().__init__(QSGD(bits, seed=seed) if bits != 1 else BlockCompressor("onebit"))
+
+
+class DGC(ErrorFeedback):
+    """Deep Gradient Compression: top-k with momentum correction, momentum factor masking and warm-up.
+
+    Momentum is applied before compression, to what this rank adds; the optimiser must have none of its own. What is
+    sent loses its momentum.
+
+    Parameters
+    ----------
+    ratio
+        Part of the elements that is sent.
+    momentum
+        Usually the optimiser's.
+    warmup_steps
+        See `TopK`; the paper takes four epochs.
+    selection, exchange
+        See `TopK`.
+
+    References
+    ----------
+    Lin et al.: Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, ICLR 2018.
+
+    Examples
+    --------
+    >>> codec = DGC(ratio=0.5, momentum=0.5)
+    >>> [codec.decompress(codec.compress(np.float32([4, 3]))).tolist() for _ in range(2)]
+    [[4.0, 0.0], [0.0, 7.5]]
+    """
+
+    def __init__(
+        self,
+        ratio: float = 0.001,
+        momentum: float = 0.9,
+        warmup_steps: int = 0,
+        selection: str = "sampled",
+        exchange: str = "auto",
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise errors.InvalidArgument(f"momentum is {momentum!r}; expected a number from 0 to below 1")
+        super().__init__(TopK(ratio, selection=selection, warmup_steps=warmup_steps, exchange=exchange))
+        self.momentum = momentum
+        self.velocities: dict[str, Floats] = {}
+
+    def gather(self, x: Floats, key: str) -> Floats:
+        """The velocity: what the optimiser's momentum would make of this rank's gradient."""
+        velocity = _memory(self.velocities, key, x.size, "velocity")
+        velocity *= np.float32(self.momentum)
+        velocity += x
+        return velocity
+
+    def sent(self, payload: Payload, key: str) -> None:
+        """Stop the momentum of what was sent, and of what is not finite."""
+        velocity = self.velocities[key]
+        velocity[payload.index] = 0
+        if payload.index is not None and not np.isfinite(payload.data[payload.data.size // 2 :].view(np.float32)).all():
+            _core.compress.clean(velocity)
+
+    def forget(self) -> None:
+        """See `ErrorFeedback.forget`."""
+        super().forget()
+        self.velocities.clear()
+
+    def pending(self, x: Floats, key: str) -> Floats:
+        """See `ErrorFeedback.pending`."""
+        total = super().pending(x, key)
+        self.velocities[key][:] = 0
+        return total
+
+    def state_dict(self) -> State:
+        """See `ErrorFeedback.state_dict`."""
+        velocities = {key: velocity.copy() for key, velocity in self.velocities.items()}
+        return {**super().state_dict(), "velocities": velocities}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `ErrorFeedback.load_state_dict`."""
+        super().load_state_dict(state)
+        self.velocities = {key: np.array(each, np.float32) for key, each in state["velocities"].items()}

@@ -1,0 +1,192 @@
+"""Plans of buckets: the best ones, given ones, and what they are compared with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringleader.errors import InvalidArgument
+from ringleader.overlap.cost import CostCurve
+from ringleader.overlap.programme import Problem, Spans
+from ringleader.overlap.simulate import Conditions, Simulated, fixed_buckets, simulate
+from ringleader.overlap.timeline import Timeline
+
+__all__ = ["BucketPlan", "brute_force", "plan_buckets", "plan_of"]
+
+KIB, MIB = 1 << 10, 1 << 20
+_COMPARED = {"fixed 25 MiB": (25 * MIB, MIB), "fixed 1 MiB": (MIB, MIB)}
+
+
+@dataclass(frozen=True, eq=False)
+class BucketPlan:
+    """Buckets, and what they are expected to do.
+
+    Attributes
+    ----------
+    timeline, cost, conditions
+        What the plan was made from.
+    simulated
+        The step with these buckets.
+    compared
+        The step with other buckets, by their name: those of fixed sizes, one for each gradient, a single one.
+    exact
+        No better plan exists in the model (see `ringleader.overlap.programme`).
+    """
+
+    timeline: Timeline
+    cost: CostCurve
+    conditions: Conditions
+    simulated: Simulated
+    compared: dict[str, Simulated] = field(repr=False)
+    exact: bool = True
+
+    @property
+    def buckets(self) -> tuple[tuple[int, ...], ...]:
+        """Indices into the timeline, in the order of sending."""
+        return self.simulated.buckets
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that the step is longer than without communication."""
+        return self.simulated.exposed
+
+    def table(self) -> str:
+        """The plan as text: a line a bucket, and the comparison.
+
+        Examples
+        --------
+        >>> line = Timeline(["c", "b", "a"], [1 << 20, 1 << 10, 1 << 10], [1e-3, 2e-3, 3e-3])
+        >>> print(plan_buckets(line, CostCurve.affine(1e-4, 5e-10)).table().splitlines()[0])
+        2 buckets of 3 gradients, 1.0 MiB: exposed 0.10 ms of a 3.00 ms backward pass
+        """
+        from ringleader.overlap.render import table
+
+        return table(self)
+
+    def picture(self, path: str | Path) -> None:
+        """Draw backward pass and transfers over time, these buckets above fixed ones, into a file of any kind that
+        matplotlib writes.
+
+        Raises
+        ------
+        InvalidArgument
+            matplotlib is missing or cannot write such a file.
+        """
+        from ringleader.overlap.render import picture
+
+        picture(self, Path(path))
+
+
+def plan_buckets(
+    timeline: Timeline,
+    cost: CostCurve,
+    overhead: float = 0.0,
+    *,
+    launch: float = 0.0,
+    slowdown: float = 1.0,
+) -> BucketPlan:
+    """The buckets with the least exposed time, and of those the fewest.
+
+    Parameters
+    ----------
+    timeline
+        When gradients are ready.
+    cost
+        Of one all-reduce.
+    overhead, launch, slowdown
+        See `Conditions`.
+
+    Returns
+    -------
+    BucketPlan
+        Equal numbers give an equal plan on every rank.
+
+    Raises
+    ------
+    InvalidArgument
+        An empty timeline, or conditions that cannot be.
+
+    References
+    ----------
+    S. Shi, X. Chu, B. Li: MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD
+    Algorithms, INFOCOM 2019.
+
+    Examples
+    --------
+    >>> line = Timeline(["d", "c", "b", "a"], [1000] * 4, [1.0, 2.0, 3.0, 4.0])
+    >>> plan_buckets(line, CostCurve.affine(0.25, 5e-4)).buckets  # each hides behind the next
+    ((0, 1), (2,), (3,))
+    >>> plan_buckets(line, CostCurve.affine(2.0, 5e-4)).buckets  # latency counts more: fewer
+    ((0,), (1, 2, 3))
+    """
+    if not len(timeline):
+        raise InvalidArgument("the timeline has no gradients; expected at least one")
+    conditions = Conditions(overhead, launch, slowdown)
+    others = [((0, len(timeline)),), *_distinct_fixed(timeline)]
+    spans, exact = Problem(timeline, cost, conditions).best(others)
+    return plan_of(timeline, [range(i, j) for i, j in spans], cost, conditions, exact)
+
+
+def plan_of(
+    timeline: Timeline,
+    buckets: Iterable[Iterable[int]],
+    cost: CostCurve,
+    conditions: Conditions | None = None,
+    exact: bool = False,
+) -> BucketPlan:
+    """A plan of given buckets, simulated and compared.
+
+    Raises
+    ------
+    InvalidArgument
+        The buckets are no partition of the gradients.
+
+    Examples
+    --------
+    >>> line = Timeline(["b", "a"], [1000, 1000], [1.0, 2.0])
+    >>> plan_of(line, [[0, 1]], CostCurve.affine(0.5, 0.0)).exposed
+    0.5
+    """
+    conditions = conditions or Conditions()
+    others = {name: fixed_buckets(timeline.nbytes, *caps) for name, caps in _COMPARED.items()}
+    others["one a gradient"] = tuple((i,) for i in range(len(timeline)))
+    others["a single one"] = (tuple(range(len(timeline))),)
+    compared = {name: simulate(timeline, theirs, cost, conditions) for name, theirs in others.items()}
+    simulated = simulate(timeline, [tuple(bucket) for bucket in buckets], cost, conditions)
+    return BucketPlan(timeline, cost, conditions, simulated, compared, exact)
+
+
+def brute_force(
+    timeline: Timeline, cost: CostCurve, overhead: float = 0.0, *, launch: float = 0.0, slowdown: float = 1.0
+) -> BucketPlan:
+    """What `plan_buckets` finds, by simulating all ``2**(n-1)`` ways to cut: for tests.
+
+    Examples
+    --------
+    >>> line = Timeline(["b", "a"], [1000, 1000], [1.0, 2.0])
+    >>> brute_force(line, CostCurve.affine(0.1, 1e-4)).buckets
+    ((0,), (1,))
+    """
+    n = len(timeline)
+    if not 1 <= n <= 16:
+        raise InvalidArgument(f"{n} gradients; expected 1 to 16, everything is tried")
+    conditions = Conditions(overhead, launch, slowdown)
+    best: Simulated | None = None
+    for mask in range(1 << (n - 1)):
+        edges = [0, *(i + 1 for i in range(n - 1) if mask >> i & 1), n]
+        played = simulate(timeline, [range(i, j) for i, j in itertools.pairwise(edges)], cost, conditions)
+        if best is None or (played.finish, len(played.buckets)) < (best.finish, len(best.buckets)):
+            best = played
+    assert best is not None
+    return plan_of(timeline, best.buckets, cost, conditions, exact=True)
+
+
+def _distinct_fixed(timeline: Timeline) -> list[Spans]:
+    """Fixed buckets of all sizes: 4 KiB, 8 KiB, ..."""
+    found: dict[Spans, None] = {}
+    for bits in range(12, 41):
+        buckets = fixed_buckets(timeline.nbytes, 1 << bits, min(1 << bits, MIB))
+        found[tuple((bucket[0], bucket[-1] + 1) for bucket in buckets)] = None
+    return list(found)

@@ -1,0 +1,327 @@
+"""Communication hooks for DistributedDataParallel that compress gradients.
+
+>>> import torch.distributed as dist
+>>> from torch import nn
+>>> dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
+>>> model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+>>> hook = topk(ratio=0.01).register(model)
+>>> model(torch.ones(1, 64)).sum().backward()
+>>> model.module.weight.grad.sum().item()
+4096.0
+>>> dist.destroy_process_group()
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ringleader import compress, errors
+from ringleader.compress.base import Compressor, Floats, log
+from ringleader.runtime.compressed import all_reduce_vector
+from ringleader.torch.futures import WorkFuture
+from ringleader.torch.process_group import ProcessGroupRingleader
+
+__all__ = [
+    "CompressionHook",
+    "bf16",
+    "compressed",
+    "dgc",
+    "fp16",
+    "int4",
+    "int8",
+    "natural",
+    "onebit",
+    "powersgd",
+    "qsgd",
+    "randomk",
+    "topk",
+]
+
+_LEAST_ELEMENTS = 1024
+# DDP arranges its buckets anew after the first step. A layout from a checkpoint is kept for so many steps.
+_PATIENCE = 3
+
+Layout = tuple[str, ...]
+
+
+class CompressionHook:
+    """Averages gradients with a compressor; for one model. Made by the functions of this module.
+
+    Gradients of vectors and of small parameters are sent as they are. The first step is not compressed: after it DDP
+    arranges its buckets anew, and what a compressor remembers belongs to an arrangement. A state that was loaded has an
+    arrangement of its own, which is kept while DDP comes back to it: training goes on with the same bits as without the
+    interruption. If DDP does not (another ``bucket_cap_mb``), memory starts anew, with one line in the log.
+
+    Works with ``no_sync``, the join context, unused parameters and half-precision gradients. Reductions run beside the
+    backward pass, on a communicator of their own.
+
+    Parameters
+    ----------
+    compressor
+        Any of `ringleader.compress`.
+    least_elements
+        Parameters with fewer are not compressed.
+    vectors
+        Compress vectors too, and not only what has two or more dimensions.
+    """
+
+    def __init__(self, compressor: Compressor, least_elements: int = _LEAST_ELEMENTS, vectors: bool = False) -> None:
+        self.compressor = compressor
+        self.least_elements, self.vectors = least_elements, vectors
+        self._group: Any = None
+        self._names: dict[int, str] = {}
+        self._layout: dict[int, Layout] = {}
+        self._loaded_for = 0  # steps for which a loaded layout is still kept
+        self._step = 0
+        self._waiting: list[tuple[Any, dict[str, torch.Tensor], WorkFuture]] = []
+
+    def register(self, model: DistributedDataParallel) -> "CompressionHook":
+        """Make this the communication hook of a model. Once: a hook has the memory of one model.
+
+        Raises
+        ------
+        InvalidArgument
+            No DDP model, another backend than "ringleader", or the hook has a model already.
+        RuntimeError
+            From torch: the model has a hook already.
+        """
+        if not isinstance(model, DistributedDataParallel):
+            raise errors.InvalidArgument(f"model is a {type(model).__name__}; expected a DistributedDataParallel")
+        group: Any = model.process_group
+        if not isinstance(group, ProcessGroupRingleader):
+            name = dist.get_backend(group)
+            raise errors.InvalidArgument(f"the model's process group has backend {name!r}; expected 'ringleader'")
+        if self._group is not None:
+            raise errors.InvalidArgument("the hook is registered with a model already; make one for each model")
+        model.register_comm_hook(self, _run)
+        self._group = group
+        self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        return self
+
+    # ------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the compressor remembers, on this rank; of tensors and plain values. Save it on every rank."""
+        return {
+            "compressor": _map_arrays(self.compressor.state_dict(), lambda array: torch.from_numpy(array.copy())),
+            "layout": {index: list(names) for index, names in self._layout.items()},
+            "step": self._step,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`, also of a run with another number of ranks or other buckets."""
+        self.compressor.load_state_dict(_map_tensors(state["compressor"]))
+        self._layout = {int(index): tuple(names) for index, names in state["layout"].items()}
+        self._step = int(state["step"])
+        self._loaded_for = _PATIENCE if self._layout else 0
+
+    # ------------------------------------------------------------------------------------------- steps
+
+    def reduce(self, bucket: Any) -> WorkFuture:
+        """What DDP calls with each bucket, in the same order on all ranks: a future of its averaged buffer."""
+        gradients = {
+            self._names[id(parameter)]: gradient
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        }
+        index, names = bucket.index(), tuple(gradients)
+        if self._step and not self._loaded_for and self._layout.get(index, names) != names:
+            self._start_anew()
+        if self._step and not self._loaded_for:
+            self._layout.setdefault(index, names)
+        future = WorkFuture(self._group._callback_thread)
+        self._waiting.append((bucket.buffer(), gradients, future))
+        # A loaded layout may need gradients of several buckets for one of its own: then all wait for the last.
+        kept = bool(self._loaded_for) and self._layout.get(index) != names
+        work: Sequence[tuple[str, dict[str, torch.Tensor]]] = ()
+        finished: list[tuple[Any, WorkFuture]] = []
+        if not kept and len(self._waiting) == 1:
+            work, finished = [(str(index), gradients)], [(bucket.buffer(), future)]
+            self._waiting.clear()
+        elif bucket.is_last():
+            work, finished = self._regroup(), [(buffer, each) for buffer, _, each in self._waiting]
+            self._waiting.clear()
+        if finished:
+            self._later(work, finished, compressed=self._step > 0)
+        if bucket.is_last():
+            self._step += 1
+            self._loaded_for = max(0, self._loaded_for - 1)
+        return future
+
+    def _regroup(self) -> list[tuple[str, dict[str, torch.Tensor]]]:
+        """The waiting gradients by the layout; those that are not in it on their own."""
+        waiting = {name: gradient for _, gradients, _ in self._waiting for name, gradient in gradients.items()}
+        work = []
+        for index, names in self._layout.items():
+            if names and all(name in waiting for name in names):
+                work.append((str(index), {name: waiting.pop(name) for name in names}))
+        if waiting:
+            work.append(("rest", waiting))
+        return work
+
+    def _start_anew(self) -> None:
+        log.warning(
+            "gradient buckets are arranged in another way than before: %s starts anew", type(self.compressor).__name__
+        )
+        self._layout = {}
+        if isinstance(self.compressor, compress.ErrorFeedback):
+            self.compressor.forget()
+
+    def _later(
+        self,
+        work: Sequence[tuple[str, dict[str, torch.Tensor]]],
+        finished: list[tuple[Any, WorkFuture]],
+        compressed: bool,
+    ) -> None:
+        """Reduce on the group's callback thread, which has a communicator of its own; then complete the futures."""
+        ready: torch.futures.Future[None] = torch.futures.Future()
+        ready.set_result(None)
+
+        def run(_: Any) -> None:
+            try:
+                for key, gradients in work:
+                    self._average(key, gradients, compressed)
+            except Exception as error:
+                for _, future in finished:
+                    future.fail(error)
+            else:
+                for buffer, future in finished:
+                    future.set_result(buffer)
+
+        self._group._callback_thread.chain(ready, run)
+
+    def _is_compressed(self, x: torch.Tensor) -> bool:
+        return x.numel() >= self.least_elements and (self.vectors or x.dim() >= 2)
+
+    def _average(self, key: str, gradients: dict[str, torch.Tensor], compressed: bool) -> None:
+        """Replace gradients by their means over all ranks."""
+        comm = self._group._channel().comm
+        many = [x for x in gradients.values() if compressed and self._is_compressed(x)]
+        chosen = {id(x) for x in many}
+        few = [x for x in gradients.values() if id(x) not in chosen]
+        if few:
+            vector = _joined(few)
+            comm.all_reduce(vector, "avg")
+            _spread(few, vector)
+        if many:
+            inner = getattr(self.compressor, "compressor", self.compressor)
+            if isinstance(inner, compress.PowerSGD):
+                inner.set_shapes(key, [tuple(x.shape) for x in many])
+            _spread(many, all_reduce_vector(comm, _joined(many), True, self.compressor, key))
+
+
+def _run(state: CompressionHook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """The communication hook. torch looks at the annotations themselves: this module must not make them strings."""
+    return state.reduce(bucket)
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> Floats:
+    """All elements as one vector of float32; a copy."""
+    result = np.empty(sum(x.numel() for x in tensors), np.float32)
+    block, at = torch.from_numpy(result), 0
+    for x in tensors:
+        block[at : at + x.numel()].view(x.shape).copy_(x.detach())
+        at += x.numel()
+    return result
+
+
+def _spread(tensors: Sequence[torch.Tensor], vector: Floats) -> None:
+    """The elements of a vector back to the tensors."""
+    block, at = torch.from_numpy(vector), 0
+    for x in tensors:
+        x.detach().copy_(block[at : at + x.numel()].view(x.shape))
+        at += x.numel()
+
+
+def _map_arrays(value: Any, function: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _map_arrays(item, function) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_arrays(item, function) for item in value]
+    return function(value) if isinstance(value, np.ndarray) else value
+
+
+def _map_tensors(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _map_tensors(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_tensors(item) for item in value]
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+# ------------------------------------------------------------------------------------------------- by name
+
+
+def compressed(compressor: Compressor, least_elements: int = _LEAST_ELEMENTS, vectors: bool = False) -> CompressionHook:
+    """A hook with any compressor, also one of your own.
+
+    Examples
+    --------
+    >>> compressed(compress.ErrorFeedback(compress.Int4())).least_elements
+    1024
+    """
+    return CompressionHook(compressor, least_elements, vectors)
+
+
+def fp16() -> CompressionHook:
+    """Half precision, scaled before the sum; all parameters."""
+    return CompressionHook(compress.FP16(), 0, vectors=True)
+
+
+def bf16() -> CompressionHook:
+    """bfloat16, scaled before the sum; all parameters."""
+    return CompressionHook(compress.BF16(), 0, vectors=True)
+
+
+def _remembering(compressor: Compressor, error_feedback: bool) -> CompressionHook:
+    return CompressionHook(compress.ErrorFeedback(compressor) if error_feedback else compressor)
+
+
+def topk(
+    ratio: float = 0.01, selection: str = "exact", warmup_steps: int = 0, error_feedback: bool = True
+) -> CompressionHook:
+    """The largest elements, see `ringleader.compress.TopK`."""
+    return _remembering(compress.TopK(ratio, None, selection, warmup_steps), error_feedback)
+
+
+def dgc(ratio: float = 0.001, momentum: float = 0.9, warmup_steps: int = 0) -> CompressionHook:
+    """Deep Gradient Compression, see `ringleader.compress.DGC`; the optimiser must have no momentum of its own."""
+    return CompressionHook(compress.DGC(ratio, momentum, warmup_steps))
+
+
+def randomk(ratio: float = 0.01, seed: int = 0, error_feedback: bool = True) -> CompressionHook:
+    """Random elements, see `ringleader.compress.RandomK`."""
+    return _remembering(compress.RandomK(ratio, seed=seed, unbiased=not error_feedback), error_feedback)
+
+
+def onebit(error_feedback: bool = True) -> CompressionHook:
+    """Signs, see `ringleader.compress.OneBit`."""
+    return _remembering(compress.OneBit(), error_feedback)
+
+
+def int8(error_feedback: bool = True) -> CompressionHook:
+    """8-bit integers, see `ringleader.compress.Int8`."""
+    return _remembering(compress.Int8(), error_feedback)
+
+
+def int4(error_feedback: bool = True) -> CompressionHook:
+    """4-bit integers, see `ringleader.compress.Int4`."""
+    return _remembering(compress.Int4(), error_feedback)
+
+
+def qsgd(bits: int = 8, norm: str = "max", seed: int = 0, error_feedback: bool = False) -> CompressionHook:
+    """Integers rounded at random, see `ringleader.compress.QSGD`."""
+    return _remembering(compress.QSGD(bits, norm, seed), error_feedback)
+
+
+def natural(seed: int = 0, error_feedback: bool = False) -> CompressionHook:
+    """Powers of two, see `ringleader.compress.Natural`."""
+    return _remembering(compress.Natural(seed), error_feedback)
+
+
+def powersgd(rank: int = 4, warm_start: bool = True, seed: int = 0, error_feedback: bool = True) -> CompressionHook:
+    """Low-rank factors of each parameter's gradient, see `ringleader.compress.PowerSGD`."""
+    return _remembering(compress.PowerSGD(rank, warm_start, seed), error_feedback)
