@@ -27,7 +27,7 @@ from ringleader.adapt.loads import Candidate
 from ringleader.adapt.network import Reading, flow_rate, format_rate
 from ringleader.adapt.policy import Policy, Settings
 from ringleader.errors import ClosedError, InvalidArgument
-from ringleader.runtime import compressed
+from ringleader.runtime import calls, compressed
 from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.config import logger
 from ringleader.runtime.dtypes import ReduceOp
@@ -108,6 +108,7 @@ class _Kind:
     menu: menu.Menu
     every: int = 1  # calls from one exchange to the next
     since: int = 0  # calls since the last one
+    prepared: set[str] = field(default_factory=set)  # candidates that have plans
 
 
 @dataclass
@@ -254,6 +255,7 @@ class AdaptiveAllReduce:
         self._settle()
         kind = self._kind(x, op)
         candidate = kind.policy.candidates[kind.policy.current]
+        self._prepare(kind, candidate, x, op, out)
         begun = time.perf_counter()
         result = self._run(candidate, x, op, out, key)
         seconds = time.perf_counter() - begun
@@ -265,6 +267,12 @@ class AdaptiveAllReduce:
         if self._probe:
             self._send_probe()
         return result
+
+    def _prepare(self, kind: _Kind, candidate: Candidate, x: Any, op: ReduceOp | str, out: Any) -> None:
+        """Make a candidate's plan before it is timed for the first time."""
+        if candidate.format.compressor is None and candidate.name not in kind.prepared:
+            kind.prepared.add(candidate.name)
+            calls.all_reduce(self._comm, x, op, out, candidate.algorithm, candidate.format.wire)
 
     def _run(self, candidate: Candidate, x: Any, op: ReduceOp | str, out: Any, key: str) -> Any:
         compressor = candidate.format.compressor

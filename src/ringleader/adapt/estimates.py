@@ -16,6 +16,8 @@ __all__ = ["Estimates", "Row", "rows_of"]
 _CALM = 0.3  # weight of a new measurement that is near the old value
 _JUMP = 1.4  # a factor from which on the network has changed: the new value counts alone
 _SLOW_HOST = 0.7  # of the median: a host below that makes unequal shares worthwhile
+_MEMORY = 5  # measurements of a line, the best of which tells what it can do
+_STEPS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # ratios of lines are rounded to these
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Estimates:
     out: list[float]
     links: dict[tuple[int, int], float] = field(default_factory=dict)
     age: int = 0
+    _best: list[list[float]] = field(default_factory=list)  # the latest measurements of each line
 
     @classmethod
     def initial(cls, n: int, rate: float) -> Estimates:
@@ -92,7 +95,7 @@ class Estimates:
 
     def learn(self, rows: Sequence[Row], fan: int) -> bool:
         """Take in what all ranks measured in a call in which `fan` ranks share a line; whether there was anything."""
-        n, known = len(self.into), False
+        known = False
         for rank, row in enumerate(rows):
             from_it = [other.links[rank] for other in rows if other.links and other.links[rank] > 0]
             largest = max((rate for rate in row.links if rate > 0), default=0.0)
@@ -107,7 +110,9 @@ class Estimates:
                     was = self.links.get((source, rank))
                     rate = row.links[source] * fan
                     self.links[source, rank] = rate if was is None else _blend(was, rate)
-        assert n == len(rows)
+        self._best = self._best or [[] for _ in rows]
+        for rank, rate in enumerate(self.lines()):
+            self._best[rank] = [*self._best[rank], rate][-_MEMORY:]
         self.age = 0 if known else self.age + 1
         return known
 
@@ -164,17 +169,28 @@ class Estimates:
         return min(self.lines())
 
     def uneven(self) -> tuple[int, ...] | None:
-        """The rates of the lines relative to the slowest one, in quarters, if one is much slower than most; else None.
+        """The rates of the lines relative to the slowest one, in halves and roughly, if one is much slower than most.
+
+        None if that is not so, or was not seen often enough: a line that is slow for a moment, because its rank was busy,
+        is no slow line.
 
         Examples
         --------
-        >>> Estimates([1e8, 1e8, 1e8, 2e7], [1e8] * 4).uneven(), Estimates.initial(4, 1e8).uneven()
-        ((20, 20, 20, 4), None)
+        >>> estimates = Estimates([1e8, 1e8, 1e8, 2e7], [1e8] * 4)
+        >>> calls = [estimates.learn([Row(1, 0, 0, rate) for rate in estimates.into], 1) for _ in range(5)]
+        >>> estimates.uneven(), Estimates.initial(4, 1e8).uneven()
+        ((8, 8, 8, 2), None)
         """
-        lines = self.lines()
-        if len(lines) < 3 or min(lines) >= _SLOW_HOST * sorted(lines)[len(lines) // 2]:
+        if len(self.into) < 3 or len(self._best[0] if self._best else ()) < _MEMORY:
             return None
-        return tuple(min(64, int(4 * rate / min(lines) + 0.5)) for rate in lines)
+        lines = [max(rates) for rates in self._best]
+        if min(lines) >= _SLOW_HOST * sorted(lines)[len(lines) // 2]:
+            return None
+        return tuple(int(2 * _nearest(rate / min(lines))) for rate in lines)
+
+
+def _nearest(ratio: float) -> float:
+    return min(_STEPS, key=lambda step: max(step / ratio, ratio / step))
 
 
 def _blend(old: float, new: float) -> float:

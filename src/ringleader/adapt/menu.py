@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,9 @@ __all__ = ["Menu", "agreed", "suggested"]
 
 _BEST = 3  # algorithms by the model, at each of these bandwidths (bytes per second)
 _RATES = (1.2e9, 1.2e8, 1.2e7)
-_PARTS = 64
+_PARTS = 16
+# Segments let a slow line be used both ways at once; each part of the data has a message of its own in each of them.
+_SEGMENTS, _SMALLEST_PIECE = 16, 32 << 10
 _BETTER_ORDER = 1.2  # the slowest link of another order must be so much faster
 
 
@@ -43,17 +45,22 @@ class Menu:
     model: Model
     uneven: tuple[int, ...] | None = None
     order: tuple[int, ...] | None = None
-    _names: set[str] = field(default_factory=set)
+    _seen: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = (None, None)  # by the latest measurement
 
     def refresh(self, policy: Policy) -> bool:
         """Offer shares and ring orders that fit the lines as they are now; whether that changed anything."""
         if len(set(self.nodes)) < len(self.nodes) or len(self.nodes) < 3:
             return False  # ranks of a node share its line
         uneven, order = policy.estimates.uneven(), _order(policy)
-        if (uneven, order) == (self.uneven, self.order):
-            return False
+        seen, self._seen = self._seen, (uneven, order)
+        if (uneven, order) == (self.uneven, self.order) or seen != (uneven, order):
+            return False  # nothing new, or not for long enough
         self.uneven, self.order = uneven, order
-        specs = [] if uneven is None else ["unequal_two_shot:shares=" + "+".join(map(str, bandwidth_shares(uneven, _PARTS)))]
+        specs = []
+        if uneven is not None:
+            shares = "+".join(map(str, bandwidth_shares(uneven, _PARTS)))
+            pieces = self.nbytes // _PARTS // _SMALLEST_PIECE
+            specs = [f"unequal_two_shot:shares={shares}" + f":segments={k}" * (k > 1) for k in sorted({1, min(_SEGMENTS, max(1, pieces))})]
         if order is not None:
             specs.append("ring:order=" + "+".join(map(str, order)))
         formats = {each.format.name: each for each in self.candidates if each.format.compressor is None}

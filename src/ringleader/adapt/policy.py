@@ -24,7 +24,8 @@ _DOUBT = 1.25  # on predictions of what was never measured, among equals
 _CALM = 0.3
 _STEADY = 2.0  # most that one measurement changes what a candidate is thought to take beside the wire
 _MODEL_OFF = 4.0  # most by which what was measured corrects the model for what was not
-_LONGEST_HOLD = 256
+_SHORTEST_HOLD, _LONGEST_HOLD = 3, 256  # calls
+_FORGIVEN = 8  # runs as expected, after which a disappointment is the first one again
 _SURPRISE = 0.02  # seconds above the expectation that no making of a plan explains
 
 
@@ -58,15 +59,21 @@ class Choice:
 
 @dataclass
 class _Known:
-    """What is known of a candidate: seconds beside the wire, runs, and until which call it is not taken again."""
+    """What is known of a candidate: seconds beside the wire, whether measured, runs, and seconds of the last one."""
 
     load: Load
     rest: float
     runs: int = 0
     measured: bool = False
     last: float = 0.0
-    hold: int = 0
-    held_until: int = 0
+
+
+@dataclass
+class _Hold:
+    """A format that took longer than predicted is left alone until a call, and for longer each time."""
+
+    calls: int = 0
+    until: int = 0
 
 
 @dataclass
@@ -96,6 +103,8 @@ class Policy:
         self._known = [_Known(load, load.rest) for load in self.loads]
         self._tried: set[int] = set()  # preferences whose algorithms were tried
         self._queue: list[int] = []
+        self._holds: dict[int, _Hold] = {each.preference: _Hold() for each in self.candidates}
+        self._good_runs = 0
         self._looks = 0
         self._expected = 0.0
         self._steps_seen = 0
@@ -120,10 +129,15 @@ class Policy:
         expected = self._expected or last.seconds
         if known.runs >= _RUNS or last.seconds > 2 * expected + _SURPRISE:
             self._correct(known, last.seconds)
+        hold = self._holds[self.candidates[self.current].preference]
         if last.seconds > _CLEAR * expected + 1e-3:
-            known.hold = min(_LONGEST_HOLD, max(4, 2 * known.hold))
-        elif known.runs > 4:
-            known.hold = 0
+            if self._good_runs >= _FORGIVEN:
+                hold.calls = 0
+            hold.calls = min(_LONGEST_HOLD, max(_SHORTEST_HOLD, 2 * hold.calls))
+            hold.until = self.calls + hold.calls
+            self._good_runs = 0
+        else:
+            self._good_runs += 1
 
     def _correct(self, known: _Known, seconds: float) -> None:
         rest = max(seconds - self.estimates.wire_seconds(known.load), 0.1 * known.load.rest)
@@ -175,7 +189,9 @@ class Policy:
         return self._switch(target, times)
 
     def _worth_trials(self, preference: int) -> bool:
-        return self.candidates[self.current].preference == preference
+        """Whether the format is in use, and a faster algorithm would make a difference to steps."""
+        exposed = self.seconds(self.current) * (1 + self.settings.margin) > self.window
+        return exposed and self.candidates[self.current].preference == preference
 
     def _switch(self, target: int, times: list[float]) -> Choice | None:
         """Hysteresis: change only for a clear gain, seen twice unless it is large."""
@@ -196,13 +212,9 @@ class Policy:
             return None
         if better_liked:
             reason = f"the network allows {self.candidates[target].format.name}: a step of {_ms(then)} (now {_ms(now)})"
-            known = self._known[self.current]
-            known.held_until = 0
         else:
             reason = f"a step of {_ms(then)} instead of {_ms(now)}"
-        leaving = self._known[self.current]
-        if leaving.hold and not better_liked:
-            leaving.held_until = self.calls + leaving.hold
+        self._good_runs = 0
         return Choice(target, reason)
 
     def _limit(self, times: list[float]) -> float:
@@ -211,7 +223,10 @@ class Policy:
     def _target(self, times: list[float]) -> int:
         """The best liked format that is nearly as fast as the fastest candidate, with its fastest algorithm."""
         limit = self._limit(times)
-        free = [i for i in range(len(times)) if self._known[i].held_until <= self.calls or i == self.current]
+        here = self.candidates[self.current].preference
+        held = [preference for preference, hold in self._holds.items() if hold.until > self.calls and preference < here]
+        free = [i for i, each in enumerate(self.candidates) if each.preference not in held and each.preference >= min(
+            max(held, default=-1) + 1, here)]
         good = [i for i in free if self.step(times[i]) <= limit]
         if not good:
             return min(free, key=lambda i: (self.step(times[i]), i))

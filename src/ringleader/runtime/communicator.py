@@ -34,6 +34,7 @@ from ringleader.runtime.workers import Workers
 
 if TYPE_CHECKING:
     from ringleader.adapt.network import Network
+    from ringleader.adapt.publish import Publisher
 
 __all__ = ["CLOSE_LIMIT", "Communicator"]
 
@@ -95,6 +96,7 @@ class Communicator(PersistentCollectives, Messages):
         self._finalizer = weakref.finalize(self, _release, (group.core, *group.beside), job, os.getpid())
         self._finalizer.atexit = False  # `_leave_all` closes the ones still open, within one limit for all
         _open.add(self)
+        self._publisher = _publisher_for(self, job.config.monitor)
 
     # ------------------------------------------------------------------------------------------------ state
 
@@ -369,6 +371,8 @@ class Communicator(PersistentCollectives, Messages):
                 core.close(max(0.0, deadline - time.monotonic()))
             self._forget_calls()
             self._planner.clear()
+            if self._publisher is not None:
+                self._publisher.stop()
             self._job.release()
 
     def __enter__(self) -> Communicator:
@@ -397,6 +401,15 @@ def _ranks_name(members: list[int]) -> str:
     """A short name for a sequence of ranks."""
     text = "_".join(map(str, members))
     return text if len(text) <= 24 else f"{len(members)}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def _publisher_for(comm: Communicator, monitor: str) -> Publisher | None:
+    """What tells ``ringleader monitor`` of a communicator, if that is wanted."""
+    if monitor == "0":
+        return None
+    from ringleader.adapt.publish import Publisher  # only who asks pays for the import
+
+    return Publisher(comm, None if monitor == "1" else monitor)
 
 
 def _release(cores: Sequence[_core.Communicator], job: Job, pid: int) -> None:

@@ -257,6 +257,10 @@ SETTINGS: tuple[Setting, ...] = (
         "DEBUG_FILE", _text, "path; %h is the host's name, %p the process number", "standard error",
         "Where the log goes.",
     ),
+    Setting(
+        "MONITOR", _text, "0, 1 or a directory", "0",
+        "Write what `ringleader monitor` shows (docs/adaptive.md), every second.",
+    ),
     Setting("RANK", _integer(0, 1 << 30), "integer from 0", "from the launcher", "Rank of this process.", "launch"),
     Setting("SIZE", _integer(1, 1 << 30), "integer from 1", "from the launcher", "Number of ranks.", "launch"),
     Setting(
@@ -346,6 +350,7 @@ class Config:
     debug: str | None = None
     debug_subsys: tuple[str, ...] = SUBSYSTEMS
     debug_file: str | None = None
+    monitor: str = "0"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Config:
