@@ -2,6 +2,7 @@
 
 from ringleader.adapt.adaptive import AdaptiveAllReduce, AdaptiveWork, Switch
 from ringleader.adapt.arrivals import Arrival, Arrivals
+from ringleader.adapt.formats import Format, allowed
 from ringleader.adapt.network import Network, Peer
 from ringleader.adapt.policy import Settings
 from ringleader.adapt.probe import Prober, probe
@@ -11,10 +12,12 @@ __all__ = [
     "AdaptiveWork",
     "Arrival",
     "Arrivals",
+    "Format",
     "Network",
     "Peer",
     "Prober",
     "Settings",
     "Switch",
+    "allowed",
     "probe",
 ]

@@ -178,9 +178,22 @@ class _Reduction:
 
     def dense(self, x: Floats) -> Floats:
         """Without compression, and nothing remembered."""
-        total = x.copy() if self.feedback is None else self.feedback.pending(x, self.key)
+        total = x.copy()
+        if self.feedback is not None:
+            total = self.feedback.pending(x, self.key)
+            self._add_lost_of_shard(total)
         self.comm.all_reduce(total, "avg" if self.average else "sum", timeout=self.timeout)
         return total
+
+    def _add_lost_of_shard(self, total: Floats) -> None:
+        """What was lost when this rank compressed its shard of a mean (or sum) again: it adds it for all."""
+        assert self.feedback is not None
+        size = -(-total.size // self.n)
+        shard = total[self.comm.rank * size : (self.comm.rank + 1) * size]
+        lost = self.feedback.shard_errors.get(self.key)
+        if lost is not None and lost.size == shard.size:
+            shard += lost * np.float32(1 if self.compressor.kind == "sparse" and not self.average else self.n)
+            lost[:] = 0
 
     def run(self, x: Floats, shape: tuple[int, ...]) -> Floats:
         """The reduction that fits the compressor."""

@@ -19,14 +19,16 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ringleader import compress, errors
+from ringleader import adapt, compress, errors
 from ringleader.compress.base import Compressor, Floats, log
 from ringleader.runtime.compressed import all_reduce_vector
 from ringleader.torch.futures import WorkFuture
 from ringleader.torch.process_group import ProcessGroupRingleader
 
 __all__ = [
+    "AdaptiveHook",
     "CompressionHook",
+    "adaptive",
     "bf16",
     "compressed",
     "dgc",
@@ -107,17 +109,30 @@ class CompressionHook:
     def state_dict(self) -> dict[str, Any]:
         """What the compressor remembers, on this rank; of tensors and plain values. Save it on every rank."""
         return {
-            "compressor": _map_arrays(self.compressor.state_dict(), lambda array: torch.from_numpy(array.copy())),
+            "compressor": _map_arrays(self._remembered(), lambda array: torch.from_numpy(array.copy())),
             "layout": {index: list(names) for index, names in self._layout.items()},
             "step": self._step,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`, also of a run with another number of ranks or other buckets."""
-        self.compressor.load_state_dict(_map_tensors(state["compressor"]))
+        self._remember(_map_tensors(state["compressor"]))
         self._layout = {int(index): tuple(names) for index, names in state["layout"].items()}
         self._step = int(state["step"])
         self._loaded_for = _PATIENCE if self._layout else 0
+
+    def _remembered(self) -> dict[str, Any]:
+        return self.compressor.state_dict()
+
+    def _remember(self, state: Any) -> None:
+        self.compressor.load_state_dict(state)
+
+    def _forget(self) -> None:
+        if isinstance(self.compressor, compress.ErrorFeedback):
+            self.compressor.forget()
+
+    def _title(self) -> str:
+        return type(self.compressor).__name__
 
     # ------------------------------------------------------------------------------------------- steps
 
@@ -164,11 +179,10 @@ class CompressionHook:
 
     def _start_anew(self) -> None:
         log.warning(
-            "gradient buckets are arranged in another way than before: %s starts anew", type(self.compressor).__name__
+            "gradient buckets are arranged in another way than before: %s starts anew", self._title()
         )
         self._layout = {}
-        if isinstance(self.compressor, compress.ErrorFeedback):
-            self.compressor.forget()
+        self._forget()
 
     def _later(
         self,
@@ -211,6 +225,55 @@ class CompressionHook:
             if isinstance(inner, compress.PowerSGD):
                 inner.set_shapes(key, [tuple(x.shape) for x in many])
             _spread(many, all_reduce_vector(comm, _joined(many), True, self.compressor, key))
+
+
+class AdaptiveHook(CompressionHook):
+    """Averages gradients by what the network allows, see `ringleader.adapt.AdaptiveAllReduce`; for one model.
+
+    The first step is done without: after it DDP arranges its buckets anew. `history` and `explain` of ``hook.reduction`` tell
+    what was chosen and why. All ranks choose the same. A checkpoint holds what the compressors among the policies remember; the
+    network is measured anew.
+
+    Parameters
+    ----------
+    policies, accuracy_budget
+        What may be used beside float32; None: nothing that loses anything.
+    """
+
+    def __init__(self, policies: Sequence[Any] | None = None, accuracy_budget: float | None = None) -> None:
+        self._allowed = adapt.allowed(policies, accuracy_budget)  # refuses what is wrong before anything runs
+        self._wanted = (policies, accuracy_budget)
+        compressors = [each.compressor for each in self._allowed if each.compressor is not None]
+        self._compressors: dict[str, Any] = {f"{place} {type(c).__name__}": c for place, c in enumerate(compressors)}
+        super().__init__(compress.FP16(), 0, vectors=True)  # what is done with gradients is decided anew each time
+        self.reduction: adapt.AdaptiveAllReduce | None = None
+
+    def _average(self, key: str, gradients: dict[str, torch.Tensor], compressed: bool) -> None:
+        comm = self._group._channel().comm
+        tensors = list(gradients.values())
+        vector = _joined(tensors)
+        if not compressed:
+            comm.all_reduce(vector, "avg")
+        else:
+            if self.reduction is None:
+                self.reduction = adapt.AdaptiveAllReduce(comm, *self._wanted)
+            self.reduction(vector, "avg", key=key)
+        _spread(tensors, vector)
+
+    def _remembered(self) -> dict[str, Any]:
+        return {name: compressor.state_dict() for name, compressor in self._compressors.items()}
+
+    def _remember(self, state: Any) -> None:
+        for name, compressor in self._compressors.items():
+            compressor.load_state_dict(state[name])
+
+    def _forget(self) -> None:
+        for compressor in self._compressors.values():
+            if isinstance(compressor, compress.ErrorFeedback):
+                compressor.forget()
+
+    def _title(self) -> str:
+        return type(self).__name__
 
 
 def _run(state: CompressionHook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -264,6 +327,17 @@ def compressed(compressor: Compressor, least_elements: int = _LEAST_ELEMENTS, ve
     1024
     """
     return CompressionHook(compressor, least_elements, vectors)
+
+
+def adaptive(policies: Sequence[Any] | None = None, accuracy_budget: float | None = None) -> AdaptiveHook:
+    """What fits the network as it is, see `ringleader.adapt.AdaptiveAllReduce`.
+
+    Examples
+    --------
+    >>> adaptive(["bf16", compress.ErrorFeedback(compress.OneBit())]).reduction is None
+    True
+    """
+    return AdaptiveHook(policies, accuracy_budget)
 
 
 def fp16() -> CompressionHook:
