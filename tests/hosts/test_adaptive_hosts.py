@@ -26,9 +26,9 @@ with rl.init(timeout=60) as comm, rl.adapt.AdaptiveAllReduce(comm, ["int8"], ove
             work.wait()
             used.append(reduce.latest.split()[-1])
             worst = max(worst, float(np.abs(x - want).max())) if used[-1] == "f32" else worst
-        rates = [peer.bandwidth for peer in comm.network().peers]
         if comm.rank == 0:
-            print(json.dumps([used, worst, [str(each) for each in reduce.history], reduce.estimates.slowest()]), flush=True)
+            history = [str(each) for each in reduce.history]
+            print(json.dumps([used, worst, history, reduce.estimates.slowest()]), flush=True)
 """
 
 

@@ -40,7 +40,8 @@ def group(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("elements", "dtype", "op"), [(100_003, "float32", "sum"), (5, "int64", "max"), (0, "float32", "sum"), (7, "float64", "sum")]
+    ("elements", "dtype", "op"),
+    [(100_003, "float32", "sum"), (5, "int64", "max"), (0, "float32", "sum"), (7, "float64", "sum")],
 )
 def test_exact_on_all_ranks_by_the_same_ways(group: rl.WorkerGroup, elements: int, dtype: str, op: str) -> None:
     results = group.run(_exact, elements, dtype, op, timeout=100)
@@ -58,7 +59,9 @@ def _lossy(policies: str) -> tuple[set[str], float, int, bytes]:
         reduce = rl.adapt.AdaptiveAllReduce(comm, allowed)
         worst, used, x = 0.0, set(), np.empty(0, np.float32)
         for call in range(CALLS):
-            everyone = [np.random.default_rng([call, rank]).standard_normal(50_000, np.float32) for rank in range(comm.size)]
+            everyone = [
+                np.random.default_rng([call, rank]).standard_normal(50_000, np.float32) for rank in range(comm.size)
+            ]
             x = everyone[comm.rank].copy()
             if call == 5:
                 _slow_down(reduce)
@@ -93,7 +96,9 @@ def _conservation() -> float:
         whole = got = np.zeros(5_000)
         used = []
         for call in range(20):
-            everyone = [np.random.default_rng([call, rank]).standard_normal(5_000, np.float32) for rank in range(comm.size)]
+            everyone = [
+                np.random.default_rng([call, rank]).standard_normal(5_000, np.float32) for rank in range(comm.size)
+            ]
             policy = next(iter(reduce._kinds.values())).policy if reduce._kinds else None
             if policy is not None:  # both ways by hand, equally on all ranks
                 policy.choose = lambda: None  # type: ignore[method-assign]

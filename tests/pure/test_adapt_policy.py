@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -12,8 +13,8 @@ from ringleader.adapt.estimates import Estimates, Row, rows_of
 from ringleader.adapt.formats import allowed
 from ringleader.adapt.loads import Candidate, Load, load_of
 from ringleader.adapt.menu import Menu, suggested
-from ringleader.algorithms.registry import parse_spec
 from ringleader.adapt.policy import Policy, Settings
+from ringleader.algorithms.registry import parse_spec
 from ringleader.errors import InvalidArgument
 from ringleader.tune.model import DEFAULT
 
@@ -40,9 +41,7 @@ class World:
         specs = suggested(NBYTES, range(N), DEFAULT, "ring")
         candidates = [Candidate(each, spec, place) for place, each in enumerate(formats) for spec in specs]
         loads = [load_of(each, NBYTES, range(N), DEFAULT) for each in candidates]
-        self.menus = [
-            Menu(tuple(candidates), tuple(loads), NBYTES, tuple(range(N)), DEFAULT) for _ in range(2)
-        ]
+        self.menus = [Menu(tuple(candidates), tuple(loads), NBYTES, tuple(range(N)), DEFAULT) for _ in range(2)]
         self.policies = [
             Policy(list(candidates), list(loads), Estimates.initial(N, 1.2e9), self.settings) for _ in range(2)
         ]
@@ -189,7 +188,7 @@ def test_a_format_that_disappointed_is_left_alone_for_longer_each_time() -> None
             tried.append(policy.calls)
         world.call()
     starts = [b for a, b in zip([-9, *tried], tried, strict=False) if b - a > 1]
-    gaps = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(starts)]
     assert len(starts) < 20
     assert gaps == sorted(gaps) or max(gaps) >= 4 * min(gaps)
 
@@ -201,7 +200,7 @@ def test_one_slow_host_gets_a_smaller_share() -> None:
     world.rates = [GBIT, GBIT / 5, GBIT, GBIT]
     world.calls(20)
     assert world.algorithm.startswith("unequal_two_shot:shares=")
-    name, values = parse_spec("all_reduce", world.algorithm)
+    _, values = parse_spec("all_reduce", world.algorithm)
     assert values["segments"] > 1  # else the slow line would be used one way at a time
     assert values["shares"][1] == min(values["shares"])
     world.rates = [GBIT] * N

@@ -1,15 +1,13 @@
 """All-reduce that measures the network as it goes and changes its ways with it. See docs/adaptive.md.
 
-How the ranks agree: after a call each rank starts an all-gather of a few numbers that it measured in it, and does not wait.
-The next call finds them there, and every rank draws the same conclusion from the same numbers (`policy`). So a measurement
-counts from the next call on, all ranks change in the same call, and nobody waits for an agreement.
+How the ranks agree: after a call each rank starts an all-gather of a few numbers that it measured in it, and does not
+wait. The next call finds them there, and every rank draws the same conclusion from the same numbers (`policy`). So a
+measurement counts from the next call on, all ranks change in the same call, and nobody waits for an agreement.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,11 +19,13 @@ import numpy as np
 
 from ringleader.adapt import menu
 from ringleader.adapt.arrivals import Arrivals
-from ringleader.adapt.estimates import Estimates, Row, rows_of
+from ringleader.adapt.estimates import Estimates
+from ringleader.adapt.exchange import Exchange, agree
 from ringleader.adapt.formats import EXACT, Format, allowed
 from ringleader.adapt.loads import Candidate
-from ringleader.adapt.network import Reading, flow_rate, format_rate
+from ringleader.adapt.network import format_rate
 from ringleader.adapt.policy import Policy, Settings
+from ringleader.adapt.switch import Marks, Switch
 from ringleader.errors import ClosedError, InvalidArgument
 from ringleader.runtime import calls, compressed
 from ringleader.runtime.communicator import Communicator
@@ -36,46 +36,12 @@ __all__ = ["AdaptiveAllReduce", "AdaptiveWork", "Switch"]
 
 log = logger("ADAPT")
 
-_LINKS_UP_TO = 16  # ranks; beyond, what each two of them have would be too much to tell
 _EXCHANGE = 50e-6  # seconds that an exchange is thought to cost, and the part of a call that it may cost
 _EXCHANGE_SHARE = 0.01
 _MOST_CALLS = 128  # from one exchange to the next
 _KINDS = 64
 _STALE = 8  # calls without a measurement after which a probe is due
 _PROBE_LEAST, _PROBE_MOST = 64 << 10, 4 << 20  # bytes of a probe, the first one per rank
-
-
-@dataclass(frozen=True)
-class Switch:
-    """A change of the choice.
-
-    Attributes
-    ----------
-    call
-        Number of the call, of all calls of the object, that is the first to run `after`.
-    time
-        `time.time()` of the decision.
-    nbytes
-        Size of the arrays that it is about.
-    before, after
-        Names of candidates.
-    reason
-        Why, with predicted times.
-    bandwidth
-        Bytes per second of the slowest line, as measured at the time.
-    """
-
-    call: int
-    time: float
-    nbytes: int
-    before: str
-    after: str
-    reason: str
-    bandwidth: float
-
-    def __str__(self) -> str:
-        where = f"call {self.call}, {self.nbytes} bytes, {format_rate(self.bandwidth)}"
-        return f"{where}: {self.before} -> {self.after} ({self.reason})"
 
 
 class AdaptiveWork:
@@ -111,22 +77,12 @@ class _Kind:
     prepared: set[str] = field(default_factory=set)  # candidates that have plans
 
 
-@dataclass
-class _Pending:
-    """An exchange under way."""
-
-    kind: _Kind
-    work: Any
-    table: Any
-    row: Any = field(repr=False, default=None)  # kept alive
-
-
 class AdaptiveAllReduce:
     """All-reduce for training loops on networks whose speed is not known, or changes.
 
-    Call it in the place of `Communicator.all_reduce`, on all ranks in the same order. It picks the algorithm, and, if you
-    allow some, the wire format or compressor, by what it predicts from measurements; nothing lossy is used that is not
-    allowed. Making one is a collective operation.
+    Call it in the place of `Communicator.all_reduce`, on all ranks in the same order. It picks the algorithm, and, if
+    you allow some, the wire format or compressor, by what it predicts from measurements; nothing lossy is used that is
+    not allowed. Making one is a collective operation.
 
     Parameters
     ----------
@@ -154,6 +110,8 @@ class AdaptiveAllReduce:
         Bandwidths as measured.
     arrivals
         Which ranks come late, and by how much.
+    marks
+        Changes that are still to be shown in the trace of torch's profiler, by whoever is recorded.
     latest
         Name of the candidate that the latest call ran.
 
@@ -184,7 +142,7 @@ class AdaptiveAllReduce:
         self._formats = allowed(policies, accuracy_budget)
         self._settings = settings or Settings()
         self._probe_share = probe_share
-        _agree(comm, (self.formats, repr(self._settings), probe_share, overlap))
+        agree(comm, (self.formats, repr(self._settings), probe_share, overlap))
         own = comm.split(0) if overlap else None
         self._comm = own or comm
         self._own = own
@@ -196,9 +154,9 @@ class AdaptiveAllReduce:
         rate = 1 / comm.planner.model.parameters.wire_byte
         self.estimates = Estimates.initial(comm.size, rate)
         self._network = len(set(comm.nodes)) > 1
-        self._pending: _Pending | None = None
-        self._reading = Reading.of(self._comm._cores())
+        self._exchange = Exchange(self._comm)
         self._owing: dict[str, Any] = {}  # which compressor remembers something of an array
+        self.marks = Marks()
         self._calls = 0
         self._ended_at: float | None = None
         self._window = 0.0
@@ -242,6 +200,7 @@ class AdaptiveAllReduce:
             result = self._call(x, op, out, key, outside, 0.0)
             self._ended(0.0)
             return result
+        self.marks.flush()
         future = self._thread.submit(self._call, x, op, out, key, outside, self._window)
         work = AdaptiveWork(self, future, started)
         return work if async_op else work.wait()
@@ -263,7 +222,8 @@ class AdaptiveAllReduce:
         self._calls += 1
         kind.since += 1
         if kind.since >= kind.every:
-            self._exchange(kind, seconds, outside, window)
+            kind.since = 0
+            self._exchange.start(kind, seconds, outside, window)
         if self._probe:
             self._send_probe()
         return result
@@ -308,34 +268,12 @@ class AdaptiveAllReduce:
 
     # ---------------------------------------------------------------------------------------------------- agreeing
 
-    def _exchange(self, kind: _Kind, seconds: float, outside: float, window: float) -> None:
-        """Tell the others what was measured since the last exchange, without waiting for them."""
-        kind.since = 0
-        row = np.array(self._measured(seconds, outside, window).values())
-        table = np.empty((self._comm.size, row.size))
-        self._pending = _Pending(kind, self._comm.all_gather(row, table, async_op=True), table, row)
-
-    def _measured(self, seconds: float, outside: float, window: float) -> Row:
-        if not self._network:
-            return Row(seconds, outside, window, 0.0)
-        now, before = Reading.of(self._comm._cores()), self._reading
-        self._reading = now
-        rate = flow_rate(now.flow_bytes - before.flow_bytes, now.flow_ns - before.flow_ns) or 0.0
-        links: tuple[float, ...] = ()
-        if self._comm.size <= _LINKS_UP_TO:
-            links = tuple(
-                flow_rate(row["flow_bytes"] - old["flow_bytes"], row["flow_ns"] - old["flow_ns"]) or 0.0
-                for row, old in zip(now.links, before.links, strict=True)
-            )
-        return Row(seconds, outside, window, rate, links)
-
     def _settle(self) -> None:
         """Take in the latest exchange, which is over long since, and decide."""
-        pending, self._pending = self._pending, None
-        if pending is None:
+        taken = self._exchange.take()
+        if taken is None:
             return
-        pending.work.wait()
-        kind, rows = pending.kind, rows_of(pending.table.tolist())
+        kind, rows = taken
         policy = kind.policy
         before = policy.candidates[policy.current].name
         self.arrivals.add([row.seconds for row in rows])
@@ -356,12 +294,12 @@ class AdaptiveAllReduce:
         )  # fmt: skip
         self.history.append(switch)
         log.log(logging.INFO if self._comm.rank == 0 else logging.DEBUG, "%s: %s", self._comm.name, switch)
-        _mark(f"ringleader:adaptive {before} -> {after}")
+        self.marks.add(f"ringleader:adaptive {before} -> {after}")
 
     # ----------------------------------------------------------------------------------------------------- probing
 
     def _plan_probe(self, policy: Policy) -> None:
-        """A probe is due if nothing has told the bandwidth for a while and a better liked format could be used again."""
+        """A probe is due if nothing has told the bandwidth for a while and a better liked format may be right again."""
         self._probe = 0
         liked = policy.candidates[policy.current].preference == 0
         if not self._network or liked or self.estimates.age < _STALE:
@@ -406,11 +344,10 @@ class AdaptiveAllReduce:
 
     def close(self) -> None:
         """End the thread and the communicator of ``overlap=True``; call it on every rank."""
-        pending, self._pending = self._pending, None
         if self._thread is not None:
             self._thread.shutdown(wait=True)
-        if pending is not None and self._comm.state == "live":
-            pending.work.wait()
+        if self._comm.state == "live":
+            self._exchange.take()
         if self._own is not None:
             self._own.close()
 
@@ -435,29 +372,8 @@ def _suitable(formats: Sequence[Format], dtype: str, op: str) -> tuple[Format, .
         each
         for each in formats
         if each.lossless
-        or (op in _LOSSY_OPS and ((floats and each.compressor is not None) or (dtype == "float32" and not each.compressor)))
-    )
-
-
-def _agree(comm: Communicator, settings: object) -> None:
-    """Raise InvalidArgument on all ranks unless they have the same settings."""
-    text = json.dumps(settings, default=str).encode()
-    mine = np.frombuffer(text[:4096].ljust(4096), np.uint8)
-    if comm.size == 1:
-        return
-    table = comm.all_gather(mine)
-    others = [rank for rank in range(comm.size) if table[rank].tobytes() != table[0].tobytes()]
-    if others:
-        shown = [table[rank].tobytes().decode().strip()[:200] for rank in (0, others[0])]
-        raise InvalidArgument(
-            f"policies or settings differ between ranks: rank 0 has {shown[0]}, rank {others[0]} has {shown[1]}; give "
-            "all ranks the same"
+        or (
+            op in _LOSSY_OPS
+            and ((floats and each.compressor is not None) or (dtype == "float32" and not each.compressor))
         )
-
-
-def _mark(text: str) -> None:
-    """Leave a mark in the trace of torch's profiler, if one is running."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.autograd._profiler_enabled():
-        with torch.profiler.record_function(text):
-            pass
+    )

@@ -1,7 +1,7 @@
 """Who comes late: from how long each rank was in a collective.
 
-All ranks leave an all-reduce at about the same time, so a rank that was in it for less time than another came later by the
-difference. No clocks are compared.
+All ranks leave an all-reduce at about the same time, so a rank that was in it for less time than another came later by
+the difference. No clocks are compared.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def rows_of(table: Sequence[Sequence[float]]) -> list[Row]:
     >>> rows_of([Row(1.0, 2.0, 0.0, 3.0, (0.0, 5.0)).values()])[0].links
     (0.0, 5.0)
     """
-    return [Row(*values[:4], links=tuple(values[4:])) for values in table]
+    return [Row(a, b, c, d, tuple(links)) for a, b, c, d, *links in table]
 
 
 @dataclass
@@ -171,8 +171,8 @@ class Estimates:
     def uneven(self) -> tuple[int, ...] | None:
         """The rates of the lines relative to the slowest one, in halves and roughly, if one is much slower than most.
 
-        None if that is not so, or was not seen often enough: a line that is slow for a moment, because its rank was busy,
-        is no slow line.
+        None if that is not so, or was not seen often enough: a line that is slow for a moment, because its rank was
+        busy, is no slow line.
 
         Examples
         --------

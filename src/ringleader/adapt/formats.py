@@ -46,8 +46,9 @@ EXACT = Format("f32")
 
 
 def allowed(policies: Sequence[Any] | None, accuracy_budget: float | None) -> tuple[Format, ...]:
-    """The formats that may be chosen, the most wanted first. What is exact is always among them; nothing lossy is unless it
-    is named, or within the budget.
+    """The formats that may be chosen, the most wanted first.
+
+    What is exact is always among them; nothing lossy is unless it is named, or within the budget.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ def allowed(policies: Sequence[Any] | None, accuracy_budget: float | None) -> tu
     >>> [[each.name for each in allowed(*given)] for given in ((None, None), (None, 0.01), (["int8"], None))]
     [['f32'], ['f32', 'f16', 'bf16', 'int8'], ['f32', 'int8']]
     """
-    if accuracy_budget is not None and not 0 <= accuracy_budget:
+    if accuracy_budget is not None and not accuracy_budget >= 0:
         raise InvalidArgument(f"accuracy_budget is {accuracy_budget!r}; expected a relative error, 0 or more, or None")
     if policies is None:
         within = sorted((error, name) for name, error in _ERRORS.items() if error <= (accuracy_budget or 0.0))

@@ -91,9 +91,7 @@ def load_of(candidate: Candidate, nbytes: int, nodes: Sequence[int], model: Mode
     return _scheduled(candidate.algorithm, nbytes, nodes, model, ratio, codec)
 
 
-def _scheduled(
-    algorithm: str, nbytes: float, nodes: Sequence[int], model: Model, ratio: float, more: float
-) -> Load:
+def _scheduled(algorithm: str, nbytes: float, nodes: Sequence[int], model: Model, ratio: float, more: float) -> Load:
     schedule = build("all_reduce", algorithm, len(nodes), nodes=nodes)
     table, place = schedule.table, np.asarray(nodes)
     crossing = table[place[table["src_rank"]] != place[table["dst_rank"]]]

@@ -1,4 +1,4 @@
-"""What there is to choose from: candidates for a size, agreed by all ranks, and those that measured bandwidths suggest."""
+"""What there is to choose from: candidates for a size, agreed by all ranks, and what measured bandwidths suggest."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ class Menu:
         if uneven is not None:
             shares = "+".join(map(str, bandwidth_shares(uneven, _PARTS)))
             pieces = self.nbytes // _PARTS // _SMALLEST_PIECE
-            specs = [f"unequal_two_shot:shares={shares}" + f":segments={k}" * (k > 1) for k in sorted({1, min(_SEGMENTS, max(1, pieces))})]
+            specs = [
+                f"unequal_two_shot:shares={shares}" + f":segments={k}" * (k > 1)
+                for k in sorted({1, min(_SEGMENTS, max(1, pieces))})
+            ]
         if order is not None:
             specs.append("ring:order=" + "+".join(map(str, order)))
         formats = {each.format.name: each for each in self.candidates if each.format.compressor is None}
@@ -128,9 +131,7 @@ def agreed(comm: Communicator, nbytes: int, formats: Sequence[Format]) -> Menu:
         first = comm.explain("all_reduce", nbytes).choice.algorithm
         specs = suggested(nbytes, comm.nodes, model, first)
         pairs = [
-            (place, spec)
-            for place, each in enumerate(formats)
-            for spec in (specs if each.compressor is None else [""])
+            (place, spec) for place, each in enumerate(formats) for spec in (specs if each.compressor is None else [""])
         ]
         rests = [
             load_of(Candidate(formats[place], spec, place), nbytes, comm.nodes, model).rest for place, spec in pairs

@@ -131,15 +131,12 @@ class Network:
 
     def with_probes(self, probes: dict[int, tuple[float | None, float, float, float]]) -> Network:
         """These numbers, with bandwidth, rtt, least rtt and jitter of a probe where there are some."""
-        peers = [
-            replace(
-                peer,
-                **dict(zip(("bandwidth", "rtt", "least_rtt", "jitter"), probes[peer.rank], strict=True)),
-            )
-            if peer.rank in probes
-            else peer
-            for peer in self.peers
-        ]
+        peers = []
+        for peer in self.peers:
+            if peer.rank in probes:
+                bandwidth, rtt, least, jitter = probes[peer.rank]
+                peer = replace(peer, bandwidth=bandwidth, rtt=rtt, least_rtt=least, jitter=jitter)
+            peers.append(peer)
         return replace(self, peers=tuple(peers), probed=bool(probes))
 
     def __str__(self) -> str:
@@ -179,7 +176,13 @@ def format_rate(rate: float | None) -> str:
     if rate is None:
         return "-"
     mbits = rate * 8e-6
-    return f"{mbits / 1e3:.1f} Gbit/s" if mbits >= 9999.5 else f"{mbits:.0f} Mbit/s" if mbits >= 1 else f"{mbits:.2g} Mbit/s"
+    return (
+        f"{mbits / 1e3:.1f} Gbit/s"
+        if mbits >= 9999.5
+        else f"{mbits:.0f} Mbit/s"
+        if mbits >= 1
+        else f"{mbits:.2g} Mbit/s"
+    )
 
 
 def format_bytes(nbytes: float) -> str:
@@ -251,7 +254,7 @@ def measure(comm: Communicator, earlier: Reading | None = None) -> tuple[Network
     """The network since an earlier reading (None: since the start), and a reading for the next time."""
     now = Reading.of(comm._cores())
     before = earlier or Reading(comm._since, 0, 0, 0, ())
-    previous: Iterable[dict[str, Any]] = before.links or ({name: 0 for name in _TOTALS} for _ in now.links)
+    previous: Iterable[dict[str, Any]] = before.links or (dict.fromkeys(_TOTALS, 0) for _ in now.links)
     peers = [
         _peer(row, {name: row[name] - old[name] for name in _TOTALS})
         for row, old in zip(now.links, previous, strict=True)
@@ -266,7 +269,9 @@ def measure(comm: Communicator, earlier: Reading | None = None) -> tuple[Network
 
 
 def _peer(row: dict[str, Any], passed: dict[str, int]) -> Peer:
-    rtt, least, jitter = (row[name] * 1e-6 if row["rtt_us"] else None for name in ("rtt_us", "least_rtt_us", "jitter_us"))
+    rtt, least, jitter = (
+        row[name] * 1e-6 if row["rtt_us"] else None for name in ("rtt_us", "least_rtt_us", "jitter_us")
+    )
     return Peer(
         row["rank"],
         row["name"],

@@ -2,9 +2,9 @@
 
 Pure and deterministic, see `estimates`: every rank runs its own copy on the same numbers.
 
-The aim is the time of a step, which is what happens outside of the collective and the part of the collective that somebody
-waits for. Among the candidates whose step is nearly as short as the shortest one, the one that the user likes best is
-right: lossy formats are not used for what they do not bring.
+The aim is the time of a step, which is what happens outside of the collective and the part of the collective that
+somebody waits for. Among the candidates whose step is nearly as short as the shortest one, the one that the user likes
+best is right: lossy formats are not used for what they do not bring.
 """
 
 from __future__ import annotations
@@ -225,8 +225,11 @@ class Policy:
         limit = self._limit(times)
         here = self.candidates[self.current].preference
         held = [preference for preference, hold in self._holds.items() if hold.until > self.calls and preference < here]
-        free = [i for i, each in enumerate(self.candidates) if each.preference not in held and each.preference >= min(
-            max(held, default=-1) + 1, here)]
+        free = [
+            i
+            for i, each in enumerate(self.candidates)
+            if each.preference not in held and each.preference >= min(max(held, default=-1) + 1, here)
+        ]
         good = [i for i in free if self.step(times[i]) <= limit]
         if not good:
             return min(free, key=lambda i: (self.step(times[i]), i))

@@ -1,7 +1,7 @@
 """Snapshots for ``ringleader monitor``: each rank writes a small file now and then, the monitor reads them.
 
-A file appears whole, under a name of its own per communicator and rank, and goes with the communicator. What a killed rank
-leaves is told apart by its process, and removed by the next reader on its host.
+A file appears whole, under a name of its own per communicator and rank, and goes with the communicator. What a killed
+rank leaves is told apart by its process, and removed by the next reader on its host.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ class Snapshot:
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Snapshot:
         """Read what a rank wrote."""
-        names = ("job", "host", "pid", "time", "choice")
-        networks = {name: Network.from_json(raw[name]) for name in ("recent", "total")}
-        return cls(**{name: raw[name] for name in names}, **networks)
+        recent, total = (Network.from_json(raw[name]) for name in ("recent", "total"))
+        return cls(raw["job"], raw["host"], raw["pid"], raw["time"], recent, total, raw["choice"])
 
 
 class Publisher:
@@ -110,7 +109,9 @@ class Publisher:
         except OSError as error:
             raise InvalidArgument(f"cannot make {directory} for snapshots of the network: {error.strerror}") from None
         if where is None and directory.stat().st_uid != os.geteuid():
-            raise InvalidArgument(f"{directory} belongs to another user; set RINGLEADER_MONITOR to a directory of yours")
+            raise InvalidArgument(
+                f"{directory} belongs to another user; set RINGLEADER_MONITOR to a directory of yours"
+            )
         self._job = comm._job.launch.job_id
         identity = f"{self._job}\0{comm.name}\0{socket.gethostname()}\0{os.getpid()}"
         name = f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.{comm.rank}{_SUFFIX}"

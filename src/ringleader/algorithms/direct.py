@@ -113,9 +113,9 @@ def _unequal_volume(n: int, shares: tuple[int, ...], segments: int) -> float:
 def unequal_two_shot(n: int, root: int = 0, shares: tuple[int, ...] = (), segments: int = 1) -> Schedule:
     """Direct all-reduce with unequal shards; a share may be 0.
 
-    A rank without a share sends everything in the first step and receives everything in the second, so its line is used one
-    way at a time, unless there are segments: then both go on at once. `ringleader.algorithms.orders.bandwidth_shares`
-    computes shares from the bandwidths of the ranks, for many segments.
+    A rank without a share sends everything in the first step and receives everything in the second, so its line is used
+    one way at a time, unless there are segments: then both go on at once.
+    `ringleader.algorithms.orders.bandwidth_shares` computes shares from the bandwidths of the ranks, for many segments.
     """
     parts = np.array(shares or [1] * n)
     owner = np.flatnonzero(parts)

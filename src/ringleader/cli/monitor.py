@@ -27,9 +27,7 @@ __all__ = ["run_monitor"]
 
 _FEW = 4  # ranks up to which every pair has a line of its own
 _WAIT = 20.0  # seconds for the ranks that the command starts itself
-_ADVICE = (
-    "start the job with RINGLEADER_MONITOR=1 (or a directory, to give here), or let `ringleader monitor -n 4` start ranks"
-)
+_ADVICE = "start the job with RINGLEADER_MONITOR=1 (or a directory), or let `ringleader monitor -n 4` start ranks"
 
 
 def run_monitor(
@@ -202,10 +200,8 @@ def _ranks(members: Sequence[Snapshot]) -> Table:
         seen = each.recent
         seconds = max(seen.seconds, 1e-9)
         moved = [format_rate(sum(getattr(peer, way) for peer in seen.peers) / seconds) for way in ("received", "sent")]
-        table.add_row(
-            escape(_head(each)), f"{seen.operations / seconds:.1f}", *moved, format_rate(seen.bandwidth), _slowest(seen),
-            _waited(seen),
-        )  # fmt: skip
+        line, often = format_rate(seen.bandwidth), f"{seen.operations / seconds:.1f}"
+        table.add_row(escape(_head(each)), often, *moved, line, _slowest(seen), _waited(seen))
     return table
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -28,13 +28,10 @@ from ringleader.runtime.plans import Choice, Planner
 from ringleader.runtime.runner import seconds
 from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
+from ringleader.runtime.watched import Watched
 from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import LiveWorks
 from ringleader.runtime.workers import Workers
-
-if TYPE_CHECKING:
-    from ringleader.adapt.network import Network
-    from ringleader.adapt.publish import Publisher
 
 __all__ = ["CLOSE_LIMIT", "Communicator"]
 
@@ -45,7 +42,7 @@ _log = logger("INIT")
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Communicator(PersistentCollectives, Messages):
+class Communicator(PersistentCollectives, Messages, Watched):
     """A group of ranks. Made by `init`, `split`, `subgroup` or `shrink`; a context manager that closes it at the end.
 
     Attributes
@@ -91,12 +88,11 @@ class Communicator(PersistentCollectives, Messages):
         self._last_choice = None
         self._made: Counter[Any] = Counter()
         self._forked = False
-        self._since = time.monotonic()
         job.acquire()
         self._finalizer = weakref.finalize(self, _release, (group.core, *group.beside), job, os.getpid())
         self._finalizer.atexit = False  # `_leave_all` closes the ones still open, within one limit for all
         _open.add(self)
-        self._publisher = _publisher_for(self, job.config.monitor)
+        self._watch(job.config.monitor)
 
     # ------------------------------------------------------------------------------------------------ state
 
@@ -124,60 +120,6 @@ class Communicator(PersistentCollectives, Messages):
     def lost_ranks(self) -> list[int]:
         """Ranks that are known to have died or left."""
         return self._core.lost_ranks
-
-    def status(self) -> list[dict[str, object]]:
-        """What can be seen of every rank from here: rank, name, whether alive, last operation entered and its number.
-
-        Examples
-        --------
-        >>> import ringleader as rl
-        >>> with rl.init(rank=0, size=1) as comm:
-        ...     [row["rank"] for row in comm.status()]
-        [0]
-        """
-        return self._core.status()
-
-    def counters(self) -> dict[str, int]:
-        """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory).
-
-        With several workers, each slice of an operation counts as one.
-        """
-        total = Counter(self._core.counters())
-        for core in self._workers.cores:
-            total.update(core.counters())
-        return dict(total)
-
-    def _cores(self) -> list[_core.Communicator]:
-        return [self._core, *self._workers.cores]
-
-    def network(self, probe: float | None = None) -> Network:
-        """What this rank knows of the network since the start: bandwidth, latency, jitter, and who was waited for.
-
-        It comes from the traffic there was; nothing is sent. See docs/adaptive.md.
-
-        Parameters
-        ----------
-        probe
-            Seconds to spend on measuring actively first; then every rank must call it, with the same number, while
-            nothing else is going on.
-
-        Returns
-        -------
-        Network
-            A table of all peers; ``print`` shows it.
-
-        Examples
-        --------
-        >>> import ringleader as rl
-        >>> with rl.init(rank=0, size=1) as comm:
-        ...     comm.network().size
-        1
-        """
-        from ringleader.adapt import network, probe as probes  # only who asks pays for the import
-
-        self._check_usable()
-        found = {} if probe is None else probes(self, probe)
-        return network.measure(self)[0].with_probes(found)
 
     def explain(
         self, collective: str, nbytes: int, *, algorithm: str | None = None, wire: Wire = None
@@ -371,8 +313,7 @@ class Communicator(PersistentCollectives, Messages):
                 core.close(max(0.0, deadline - time.monotonic()))
             self._forget_calls()
             self._planner.clear()
-            if self._publisher is not None:
-                self._publisher.stop()
+            self._unwatch()
             self._job.release()
 
     def __enter__(self) -> Communicator:
@@ -401,15 +342,6 @@ def _ranks_name(members: list[int]) -> str:
     """A short name for a sequence of ranks."""
     text = "_".join(map(str, members))
     return text if len(text) <= 24 else f"{len(members)}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
-
-
-def _publisher_for(comm: Communicator, monitor: str) -> Publisher | None:
-    """What tells ``ringleader monitor`` of a communicator, if that is wanted."""
-    if monitor == "0":
-        return None
-    from ringleader.adapt.publish import Publisher  # only who asks pays for the import
-
-    return Publisher(comm, None if monitor == "1" else monitor)
 
 
 def _release(cores: Sequence[_core.Communicator], job: Job, pid: int) -> None:

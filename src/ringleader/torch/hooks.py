@@ -178,9 +178,7 @@ class CompressionHook:
         return work
 
     def _start_anew(self) -> None:
-        log.warning(
-            "gradient buckets are arranged in another way than before: %s starts anew", self._title()
-        )
+        log.warning("gradient buckets are arranged in another way than before: %s starts anew", self._title())
         self._layout = {}
         self._forget()
 
@@ -230,9 +228,9 @@ class CompressionHook:
 class AdaptiveHook(CompressionHook):
     """Averages gradients by what the network allows, see `ringleader.adapt.AdaptiveAllReduce`; for one model.
 
-    The first step is done without: after it DDP arranges its buckets anew. `history` and `explain` of ``hook.reduction`` tell
-    what was chosen and why. All ranks choose the same. A checkpoint holds what the compressors among the policies remember; the
-    network is measured anew.
+    The first step is done without: after it DDP arranges its buckets anew. `history` and `explain` of
+    ``hook.reduction`` tell what was chosen and why. All ranks choose the same. A checkpoint holds what the compressors
+    among the policies remember; the network is measured anew.
 
     Parameters
     ----------
@@ -247,6 +245,12 @@ class AdaptiveHook(CompressionHook):
         self._compressors: dict[str, Any] = {f"{place} {type(c).__name__}": c for place, c in enumerate(compressors)}
         super().__init__(compress.FP16(), 0, vectors=True)  # what is done with gradients is decided anew each time
         self.reduction: adapt.AdaptiveAllReduce | None = None
+
+    def reduce(self, bucket: Any) -> WorkFuture:
+        """See `CompressionHook.reduce`."""
+        if self.reduction is not None:
+            self.reduction.marks.flush()
+        return super().reduce(bucket)
 
     def _average(self, key: str, gradients: dict[str, torch.Tensor], compressed: bool) -> None:
         comm = self._group._channel().comm
