@@ -203,13 +203,13 @@ def measure(hosts: Hosts, job: Job, arguments: argparse.Namespace) -> list[dict[
                     repeat,
                     contestant,
                     FAST,
-                    job.run(contestant, arguments.steps // arguments.turns, new=turn == 0),
+                    job.run(contestant, arguments.steps, new=turn == 0),
                 )
     for repeat in range(arguments.repeats):
         shape(hosts, UNEVEN)
         for contestant in ("ring", "two_shot"):
             job.run(contestant, 2, overlap=False)
-            keep("uneven", repeat, contestant, min(UNEVEN), job.run(contestant, 12, overlap=False))
+            keep("uneven", repeat, contestant, min(UNEVEN), job.run(contestant, 8, overlap=False))
         keep("uneven", repeat, ADAPTIVE, min(UNEVEN), job.run(ADAPTIVE, 30, overlap=False, new=True))
         shape(hosts, every)
     return rows
@@ -219,7 +219,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="of a phase (default %(default)s)")
-    parser.add_argument("--static-steps", type=int, default=12, help="default %(default)s")
+    parser.add_argument("--static-steps", type=int, default=8, help="default %(default)s")
     parser.add_argument("--turns", type=int, default=3, help="of the steady comparison (default %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="default %(default)s")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")

@@ -325,7 +325,7 @@ class AdaptiveAllReduce:
         >>> import numpy as np, ringleader as rl
         >>> with rl.init(rank=0, size=1) as comm:
         ...     rl.adapt.AdaptiveAllReduce(comm).explain()
-        'lines: 9.6 Gbit/s'
+        'lines: 9600 Mbit/s'
         """
         lines = ["lines: " + ", ".join(format_rate(rate) for rate in self.estimates.lines())]
         for (nbytes, dtype, op), kind in self._kinds.items():

@@ -179,7 +179,7 @@ class Estimates:
         >>> estimates = Estimates([1e8, 1e8, 1e8, 2e7], [1e8] * 4)
         >>> calls = [estimates.learn([Row(1, 0, 0, rate) for rate in estimates.into], 1) for _ in range(5)]
         >>> estimates.uneven(), Estimates.initial(4, 1e8).uneven()
-        ((8, 8, 8, 2), None)
+        ((12, 12, 12, 2), None)
         """
         if len(self.into) < 3 or len(self._best[0] if self._best else ()) < _MEMORY:
             return None
