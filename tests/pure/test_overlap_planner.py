@@ -199,6 +199,16 @@ def test_drift_that_ends_in_time_is_forgotten() -> None:
     assert planner.plans == 1
 
 
+def test_quiet_and_busy_steps_are_not_compared() -> None:
+    planner = single()
+    feed(planner, 4)
+    feed(planner, 40, scale=1.4, quiet=False)
+    plans = planner.plans
+    feed(planner, 40, scale=1.0, quiet=True)  # the program has stopped sending beside computing
+    feed(planner, 40, scale=1.4, quiet=False)
+    assert planner.plans == plans
+
+
 def test_drift_that_changes_nothing_keeps_the_buckets() -> None:
     planner = single(cost=CostCurve.affine(1e-6, 1e-13))  # one bucket a layer or so costs nothing
     feed(planner, 30, quiet=False)

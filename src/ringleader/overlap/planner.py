@@ -70,6 +70,8 @@ class Settings:
         Looks in a row that must find a drift before a new plan is made.
     gain
         Seconds that a new plan must save per step, as a fraction of the backward pass: new buckets are new memory.
+    margin
+        See `plan_buckets`.
     """
 
     warmup: int = 2
@@ -78,9 +80,13 @@ class Settings:
     threshold: float = 0.15
     patience: int = 2
     gain: float = 0.005
+    margin: float = 0.25
 
     def __post_init__(self) -> None:
-        if min(self.warmup, self.threshold, self.gain) < 0 or min(self.window, self.interval, self.patience) < 1:
+        if (
+            min(self.warmup, self.threshold, self.gain, self.margin) < 0
+            or min(self.window, self.interval, self.patience) < 1
+        ):
             raise InvalidArgument(f"{self}; expected window, interval and patience of at least 1 and nothing negative")
 
 
@@ -211,7 +217,8 @@ class Planner:
         if self.plan is None or self._base is None:
             self._base = merged
             return self._replan("first plan", always=True)
-        if self._reference is None:
+        if self._reference is None or self._reference.quiet != merged.quiet:
+            # Nothing of its kind to compare with: that communication has begun, or ended, beside computing is no drift.
             self._reference = merged
             return False if self._learned else self._learn(merged)
         drift = merged.distance(self._reference)
@@ -259,7 +266,9 @@ class Planner:
             max(base.forward, base.needed.max()),
         )
         c = self.conditions
-        plan = plan_buckets(line, self.cost, c.overhead, launch=c.launch, slowdown=c.slowdown)
+        plan = plan_buckets(
+            line, self.cost, c.overhead, launch=c.launch, slowdown=c.slowdown, margin=self.settings.margin
+        )
         if not always:
             kept = self._still(line, order)
             if kept is not None and kept.exposed - plan.exposed <= self.settings.gain * line.backward_end:
