@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch_support import Ranks, joined
+from torch_support import TORCH, Ranks, joined
 
 import ringleader.torch
 
@@ -159,6 +159,8 @@ def bfloat16_tolerance(weights: list[Tensor], largest_gradient: float) -> float:
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("style", STYLES)
 def test_training_equals_one_process(ranks: Ranks, style: str, kind: str, accumulate: bool) -> None:
+    if style == "fsdp2" and TORCH < (2, 7):
+        pytest.skip("fully_shard runs on the CPU from torch 2.7 on")
     losses, weights, gradient = single(accumulate)
     tolerance = 1e-6 if kind == "float32" else bfloat16_tolerance(weights, gradient)
     # The comparison means something: a rank that trained on its own data alone would be far outside.
