@@ -20,7 +20,7 @@ import ringleader.torch
 
 RANKS, STEPS, MICRO, ROWS = 2, 5, 2, 4
 RATE, MOMENTUM = 0.1, 0.5
-STYLES = ("ddp", "fsdp2", "zero")
+STYLES = ("ddp", "data_parallel", "fsdp2", "zero")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
