@@ -29,7 +29,7 @@ PACKAGES = (
 )  # fmt: skip
 
 CUDA = re.compile(
-    r"(__cuda|cuda|cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|nccl|nvrtc|nvshmem|nvtx|nvJitLink)"
+    r"(__cuda|cuda|cu[A-Z]|cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|nccl|nvrtc|nvshmem|nvtx|nvJitLink)"
 )
 
 
@@ -89,8 +89,10 @@ def stand_ins(torch: Path) -> list[str]:
     unversioned = set()
     for line in said("nm", "-D", "--undefined-only", *libraries).splitlines():
         name, _, version = line.split()[-1].partition("@") if line.startswith(" ") else ("", "", "")
-        if version in wanted:  # CUDA's symbols bear the name of their library as their version
-            wanted[version][version].add(name)
+        # CUDA's symbols bear the name of their library as their version, or at least a part of it (NVSHMEM).
+        library = next((each for each in wanted if each == version or (version and version.lower() in each)), None)
+        if library is not None:
+            wanted[library][version].add(name)
         elif not version and CUDA.match(name):
             unversioned.add(name)
     for symbols in wanted.values():
