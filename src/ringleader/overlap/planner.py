@@ -216,6 +216,7 @@ class Planner:
     def _decide(self, merged: _Merged) -> bool:
         if self.plan is None or self._base is None:
             self._base = merged
+            self._correct(merged)
             return self._replan("first plan", always=True)
         if self._reference is None or self._reference.quiet != merged.quiet:
             # Nothing of its kind to compare with: that communication has begun, or ended, beside computing is no drift.
@@ -241,8 +242,7 @@ class Planner:
         assert self.plan is not None and self._base is not None
         self._learned = True
         reasons = []
-        if abs(merged.cost_ratio - 1) > self.settings.threshold:
-            self.cost = self.cost.scaled(merged.cost_ratio)
+        if self._correct(merged):
             self._reference = replace(merged, cost_ratio=1.0)
             reasons.append(f"all-reduces take {merged.cost_ratio:.2f} times as long as expected")
         if self._base.quiet and not merged.quiet:
@@ -252,6 +252,13 @@ class Planner:
                 self.conditions = replace(self.conditions, slowdown=slowdown)
                 reasons.append(f"computing takes {slowdown:.2f} times as long beside them")
         return self._replan("; ".join(reasons)) if reasons else False
+
+    def _correct(self, merged: _Merged) -> bool:
+        """Scale the cost to what was measured if that is something else. Whether it was."""
+        if abs(merged.cost_ratio - 1) <= self.settings.threshold:
+            return False
+        self.cost = self.cost.scaled(merged.cost_ratio)
+        return True
 
     def _replan(self, why: str, always: bool = False) -> bool:
         """Make a plan; take it if it changes something that matters."""

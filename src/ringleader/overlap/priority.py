@@ -38,7 +38,7 @@ from ringleader.overlap.timeline import Timeline, nanoseconds
 __all__ = ["Played", "PriorityPlan", "plan_priority", "preemptive_bound", "simulate_priority"]
 
 KIB, MIB = 1 << 10, 1 << 20
-_SIZES = tuple(64 * KIB << k for k in range(9))
+_SIZES = tuple(int(16 * 2 ** (k / 4)) * 4 * KIB for k in range(35))  # 64 KiB to 23 MiB, four to an octave
 _IN_FLIGHT = (1, 2, 4)
 _MOST_PARTITIONS = 4096
 
