@@ -274,7 +274,7 @@ class PriorityPlan:
         --------
         >>> line = Timeline(["b", "a"], [1 << 20, 1 << 16], [0.01, 0.02], [0.01, 0.0], backward_end=0.02, forward=0.02)
         >>> print(plan_priority(line, CostCurve.affine(1e-4, 1e-8)).table().splitlines()[0].partition(":")[0])
-        17 partitions of at most 64.0 KiB, 1 in flight
+        13 partitions of at most 88.0 KiB, 1 in flight
         """
         from ringleader.overlap.render import priority_table
 
