@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringleader import _core, errors
-from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, State, as_floats
+from ringleader.compress.base import Counter, Counting, Floats, Kind, Payload, as_floats
 
 __all__ = ["RandomK", "TopK", "pack", "unpack"]
 
@@ -48,7 +47,7 @@ def unpack(data: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], Floats]:
     return data[:k], data[k:].view(np.float32)
 
 
-class TopK(Compressor):
+class TopK(Counting):
     """The k elements of largest magnitude, with their places: 8 bytes each.
 
     Of equal magnitudes the lower place is taken. Infinities and NaN count as largest. With k = 0 nothing is sent.
@@ -111,10 +110,10 @@ class TopK(Compressor):
         """See `Compressor.compress`."""
         return self._select(as_floats(x), False, key)
 
-    def compress_with_error(self, x: Any, error: Floats, key: str = "") -> Payload:
+    def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""
-        _core.compress.add(error, as_floats(x))
-        return self._select(error, True, key)
+        _core.compress.add(lost, error, as_floats(x))
+        return self._select(lost, True, key)
 
     def _select(self, x: Floats, clear: bool, key: str) -> Payload:
         step = self._counter.next(key)
@@ -143,16 +142,12 @@ class TopK(Compressor):
         """See `Compressor.wire_bytes`; after the warm-up."""
         return 8 * _amount(self.ratio, self.k, elements)
 
-    def state_dict(self) -> State:
-        """Number of steps of each array."""
-        return {"steps": dict(self._counter.steps)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Compressor.load_state_dict`."""
-        self._counter.steps = dict(state["steps"])
+    def common_steps(self) -> Counter | None:
+        """During the warm-up: all ranks send equally many."""
+        return self._counter if self.warmup_steps else None
 
 
-class RandomK(Compressor):
+class RandomK(Counting):
     """One random element from each of k equal parts of the array. All ranks take the same: payloads can be summed.
 
     Parameters
@@ -188,13 +183,13 @@ class RandomK(Compressor):
         """See `Compressor.compress`."""
         return self._select(as_floats(x), False, key)
 
-    def compress_with_error(self, x: Any, error: Floats, key: str = "") -> Payload:
+    def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""
         if self.unbiased:
             raise errors.InvalidArgument("RandomK(unbiased=True) in ErrorFeedback diverges; leave out unbiased")
-        _core.compress.add(error, as_floats(x))
-        payload = self._select(error, True, key)
-        _core.compress.clean(error)
+        _core.compress.add(lost, error, as_floats(x))
+        payload = self._select(lost, True, key)
+        _core.compress.clean(lost)
         return payload
 
     def _select(self, x: Floats, clear: bool, key: str) -> Payload:
@@ -222,10 +217,6 @@ class RandomK(Compressor):
         """See `Compressor.wire_bytes`."""
         return 4 * _amount(self.ratio, self.k, elements)
 
-    def state_dict(self) -> State:
-        """Number of steps of each array."""
-        return {"steps": dict(self._counter.steps)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Compressor.load_state_dict`."""
-        self._counter.steps = dict(state["steps"])
+    def common_steps(self) -> Counter | None:
+        """All ranks take the same places."""
+        return self._counter
