@@ -93,7 +93,7 @@ _name_native_errors()
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f"ringleader.{_HOME[name]}"), name)
-    elif name in ("torch", "compress", "schedule", "algorithms", "formats", "tune", "executors", "runtime"):
+    elif name in ("torch", "compress", "schedule", "algorithms", "formats", "tune", "executors", "runtime", "overlap"):
         value = importlib.import_module(f"ringleader.{name}")
     else:
         raise AttributeError(f"module 'ringleader' has no attribute {name!r}")

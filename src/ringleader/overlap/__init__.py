@@ -5,17 +5,9 @@ Pure arithmetic over timelines; see docs/overlap.md.
 
 from ringleader.overlap.buckets import BucketPlan, brute_force, plan_buckets, plan_of
 from ringleader.overlap.cost import CostCurve
+from ringleader.overlap.partitions import Launcher, Partition, Piece, partition
 from ringleader.overlap.planner import Planner, Recording, Settings, measured_slowdown
-from ringleader.overlap.priority import (
-    Launcher,
-    Partition,
-    Piece,
-    PriorityPlan,
-    partition,
-    plan_priority,
-    preemptive_bound,
-    simulate_priority,
-)
+from ringleader.overlap.priority import Played, PriorityPlan, plan_priority, preemptive_bound, simulate_priority
 from ringleader.overlap.simulate import Conditions, Simulated, fixed_buckets, simulate
 from ringleader.overlap.timeline import Timeline
 
@@ -27,6 +19,7 @@ __all__ = [
     "Partition",
     "Piece",
     "Planner",
+    "Played",
     "PriorityPlan",
     "Recording",
     "Settings",

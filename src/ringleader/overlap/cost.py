@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -182,19 +183,20 @@ class CostCurve:
     def __call__(self, nbytes: NDArray[Any]) -> NDArray[np.float64]: ...
     def __call__(self, nbytes: Any) -> Any:
         """Seconds of an all-reduce of so many bytes; of an array, each."""
-        x, y = self.sizes, self.seconds
+        x, y, slope = self._knots
         size = np.asarray(nbytes, np.float64)
-        result = np.interp(size, x, y) + np.maximum(size - x[-1], 0.0) * self._slope
+        result = np.interp(size, x, y) + np.maximum(size - x[-1], 0.0) * slope
         return float(result) if result.ndim == 0 else result
 
-    @property
-    def _slope(self) -> float:
-        """Seconds per byte beyond the last knot."""
-        x, y = self.sizes, self.seconds
-        start = max((i for i in range(len(x)) if x[i] <= x[-1] / 4), default=0)
+    @functools.cached_property
+    def _knots(self) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """The knots as arrays, and the seconds per byte beyond the last one."""
+        x, y = np.array(self.sizes, np.float64), np.array(self.seconds, np.float64)
+        start = int(np.searchsorted(x, x[-1] / 4, "right")) - 1
+        start = max(start, 0)
         if start == len(x) - 1:
-            return y[-1] / x[-1] if x[-1] else 0.0
-        return (y[-1] - y[start]) / (x[-1] - x[start])
+            return x, y, float(y[-1] / x[-1]) if x[-1] else 0.0
+        return x, y, float((y[-1] - y[start]) / (x[-1] - x[start]))
 
     def nanoseconds(self, nbytes: ArrayLike) -> NDArray[np.int64]:
         """Whole nanoseconds of all-reduces of so many bytes.

@@ -59,7 +59,7 @@ class Settings:
     Attributes
     ----------
     warmup
-        First steps that do not count: they allocate.
+        First steps, and first steps with new buckets, that do not count: they allocate.
     window
         Steps of which the median is taken.
     interval
@@ -131,10 +131,12 @@ class Planner:
         self.why = "no plan yet"
         self._agree: Agree = agree or (lambda values: values)
         self._window: deque[Recording] = deque(maxlen=self.settings.window)
-        self._look, self._pause = self.settings.warmup + self.settings.window, self.settings.window
+        self._skip, self._pause = self.settings.warmup, self.settings.window
+        self._look = self._skip + self._pause
         self._base: _Merged | None = None
         self._reference: _Merged | None = None
         self._drifted = 0
+        self._learned = False
 
     @property
     def buckets(self) -> tuple[tuple[int, ...], ...] | None:
@@ -161,20 +163,31 @@ class Planner:
         InvalidArgument
             A recording of another number of parameters.
         """
-        if len(recording.ready) != len(self.names):
-            raise InvalidArgument(f"a recording of {len(recording.ready)} gradients; expected {len(self.names)}")
+        self._check(recording)
         self.steps += 1
-        if self.steps > self.settings.warmup:
+        if self._skip:
+            self._skip -= 1
+        else:
             self._window.append(recording)
-        if self.steps < self._look or not self._window:
+        if self.steps < self._look:
             return False
-        merged = self._merge()
-        changed = self._decide(merged)
-        self._pause = self.settings.window if changed else min(2 * self._pause, self.settings.interval)
-        self._look = self.steps + self._pause
+        changed = self._decide(self._merge())
         if changed:
             self._window.clear()
+            self._skip, self._pause = self.settings.warmup, self.settings.window
+        else:
+            self._pause = min(2 * self._pause, self.settings.interval)
+        self._look = self.steps + self._skip + self._pause
         return changed
+
+    def _check(self, recording: Recording) -> None:
+        if len(recording.ready) != len(self.names):
+            raise InvalidArgument(f"a recording of {len(recording.ready)} gradients; expected {len(self.names)}")
+        times = [recording.backward_end, recording.forward or 0.0, *(seconds for _, seconds in recording.sent)]
+        needed = np.zeros(0) if recording.needed is None else recording.needed
+        ready = recording.ready[~np.isnan(recording.ready)]
+        if not np.isfinite(np.concatenate([times, ready, needed])).all():
+            raise InvalidArgument(f"a recording holds {times[:2]} s or other times that are not finite")
 
     # ------------------------------------------------------------------------------------------------ agreement
 
@@ -185,7 +198,8 @@ class Planner:
         ready = np.array([np.where(np.isnan(r.ready), r.backward_end, r.ready) for r in window])
         needed = np.array([np.zeros(n) if r.needed is None else r.needed for r in window])
         forward = np.array([r.forward or 0.0 for r in window])
-        ratios = [seconds / max(self.cost(nbytes), 1e-9) for r in window for nbytes, seconds in r.sent]
+        overhead = self.conditions.overhead
+        ratios = [seconds / max(self.cost(nbytes) + overhead, 1e-9) for r in window for nbytes, seconds in r.sent]
         medians = [np.median(ready, axis=0), np.median(needed, axis=0), [np.median(ends), np.median(forward)]]
         tail = [-float(np.median(ratios)) if ratios else -1.0, 0.0 if all(r.quiet for r in window) else 1.0]
         told = self._agree(np.concatenate([*medians, tail]).astype(np.float64))
@@ -198,23 +212,27 @@ class Planner:
             self._base = merged
             return self._replan("first plan", always=True)
         if self._reference is None:
-            return self._learn(merged)
+            self._reference = merged
+            return False if self._learned else self._learn(merged)
         drift = merged.distance(self._reference)
         limit = self.settings.threshold if self._drifted == 0 else self.settings.threshold / 2
         self._drifted = self._drifted + 1 if drift > limit else 0
         if self._drifted < self.settings.patience:
             return False
         self._drifted = 0
-        # Reference and present both contain what communication takes from computing; the ratio does not.
+        # Reference and present both contain what communication takes from computing; their ratio does not.
         self._base = self._base.times(merged, self._reference)
         self.cost = self.cost.scaled(merged.cost_ratio / self._reference.cost_ratio)
-        self._reference = replace(merged, cost_ratio=1.0)
+        self._reference = replace(merged, cost_ratio=self._reference.cost_ratio)  # as it is over the new cost
         return self._replan(f"timings drifted by {drift:.0%}")
 
     def _learn(self, merged: _Merged) -> bool:
-        """The first look at a plan at work: what its all-reduces really cost, and what they take from computing."""
+        """The first look at a plan at work: what its all-reduces really cost, and what they take from computing.
+
+        Only once: what is measured depends on the plan, and two plans could take turns for ever.
+        """
         assert self.plan is not None and self._base is not None
-        self._reference = merged
+        self._learned = True
         reasons = []
         if abs(merged.cost_ratio - 1) > self.settings.threshold:
             self.cost = self.cost.scaled(merged.cost_ratio)

@@ -1,146 +1,46 @@
-"""Communication that overlaps the next forward pass: partitions, their order, and how many bytes are in flight.
+"""Communication that overlaps the next forward pass: in which order partitions go, how large they are, and what is
+hidden.
 
-A parameter's new value is due when the next forward pass uses it. Forward stalls until it is there; each stall delays
-everything after it, so the step is longer by the largest lateness of any parameter. Least largest lateness on one
+A parameter's new value is due when the next forward pass uses it. Forward stalls until it is there, and a stall delays
+everything after it, so the step is longer by the largest lateness of any parameter. The least largest lateness on one
 channel, with release times (gradients become ready) and due times, is what *earliest due first* achieves if transfers
-can be interrupted at any moment (Jackson's rule; Horn 1974). Partitions make them interruptible at their borders:
-smaller ones are nearer to the optimum, larger ones cost less overhead.
+can be interrupted at any moment (Jackson's rule; Horn 1974): front layers first. Partitions can be overtaken at their
+borders only: smaller ones are nearer to the optimum, larger ones cost less overhead.
 
-Ranks must start their collectives in one order. So the order is not decided at run time, when each rank would see
-other gradients ready, but planned: the order in which the simulation starts the partitions is the order in which every
-rank starts them.
+Ranks must start their collectives in one order. So the order is not decided at run time, when each rank would see other
+gradients ready, but planned: the order in which the simulation starts the partitions is that of every rank.
+
+What is not in the model: that computing is slower beside communication, and the time of the optimizer.
 
 References
 ----------
-A. Jayarajan, J. Wei, G. Gibson, A. Fedorova, G. Pekhimenko: Priority-based Parameter Propagation
-for Distributed DNN Training, MLSys 2019. Y. Peng, Y. Zhu, Y. Chen, Y. Bao, B. Yi, C. Lan, C. Wu, C. Guo: A Generic
-Communication Scheduler for Distributed DNN Training Acceleration, SOSP 2019. W. A. Horn: Some Simple Scheduling
-Algorithms, Naval Research Logistics Quarterly 21, 1974.
+A. Jayarajan, J. Wei, G. Gibson, A. Fedorova, G. Pekhimenko: Priority-based Parameter Propagation for Distributed DNN
+Training, MLSys 2019. Y. Peng, Y. Zhu, Y. Chen, Y. Bao, B. Yi, C. Lan, C. Wu, C. Guo: A Generic Communication Scheduler
+for Distributed DNN Training Acceleration, SOSP 2019. W. A. Horn: Some Simple Scheduling Algorithms, Naval Research
+Logistics Quarterly 21, 1974.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ringleader.errors import InvalidArgument
 from ringleader.overlap.cost import CostCurve
+from ringleader.overlap.partitions import Launcher, Partition, partition
 from ringleader.overlap.timeline import Timeline, nanoseconds
 
-__all__ = [
-    "Launcher",
-    "Partition",
-    "Piece",
-    "Played",
-    "PriorityPlan",
-    "partition",
-    "plan_priority",
-    "preemptive_bound",
-    "simulate_priority",
-]
+__all__ = ["Played", "PriorityPlan", "plan_priority", "preemptive_bound", "simulate_priority"]
 
 KIB, MIB = 1 << 10, 1 << 20
 _SIZES = tuple(64 * KIB << k for k in range(9))
 _IN_FLIGHT = (1, 2, 4)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes `start` to `stop` of the tensor with this index."""
-
-    tensor: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Partition:
-    """What one collective carries: pieces of one or more tensors. A lower `priority` number goes first."""
-
-    pieces: tuple[Piece, ...]
-    priority: float
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all pieces."""
-        return sum(piece.stop - piece.start for piece in self.pieces)
-
-    @property
-    def tensors(self) -> tuple[int, ...]:
-        """Indices of the tensors that it has pieces of."""
-        return tuple(piece.tensor for piece in self.pieces)
-
-
-def partition(
-    nbytes: Sequence[int] | NDArray[np.int64], priorities: ArrayLike, size: int, align: int = 64
-) -> tuple[Partition, ...]:
-    """Cut tensors, lined up by priority, into partitions of about `size` bytes.
-
-    Large tensors are cut into pieces; small neighbours share a partition, so that none is much smaller than `size`
-    only because its tensor is.
-
-    Parameters
-    ----------
-    nbytes
-        Of each tensor.
-    priorities
-        The lowest goes first; equal ones by index.
-    size
-        Bytes of a partition; the last may be smaller.
-    align
-        Cuts within a tensor fall on multiples of so many bytes of it.
-
-    Returns
-    -------
-    tuple of Partition
-        By rising priority; together they hold every byte of every tensor once.
-
-    Raises
-    ------
-    InvalidArgument
-        `size` is less than `align`, or the lengths differ.
-
-    Examples
-    --------
-    >>> for part in partition([100, 20, 300], [0.0, 1.0, 2.0], size=192):
-    ...     print(part.nbytes, part.tensors)
-    184 (0, 1, 2)
-    192 (2,)
-    44 (2,)
-    """
-    urgency = np.asarray(priorities, np.float64)
-    if size < align or align < 1 or len(urgency) != len(nbytes):
-        raise InvalidArgument(
-            f"size is {size}, align {align}, {len(nbytes)} tensors have {len(urgency)} priorities; expected "
-            "a size of at least align and a priority for each"
-        )
-    result: list[Partition] = []
-    pieces: list[Piece] = []
-    room = size
-
-    def close() -> None:
-        nonlocal room
-        if pieces:
-            result.append(Partition(tuple(pieces), float(min(urgency[piece.tensor] for piece in pieces))))
-            pieces.clear()
-        room = size
-
-    for index in np.argsort(urgency, kind="stable").tolist():
-        length, start = int(nbytes[index]), 0
-        while start < length:
-            stop = length if length - start <= room else start + room // align * align
-            if stop > start:
-                pieces.append(Piece(index, start, stop))
-                room -= stop - start
-            start = stop
-            if start < length or room < align:
-                close()
-    close()
-    return tuple(result)
+_MOST_PARTITIONS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,9 +76,9 @@ def simulate_priority(
     """Play a backward and the next forward pass.
 
     The channel sends one partition at a time, in the order in which they were started; a started one cannot be
-    overtaken. Partitions are started by rising priority among those whose tensors are all ready, as long as no more
-    than `credit` bytes are started and not done (always at least one). After a transfer that leaves nothing started
-    behind it, the channel idles for `gap` seconds until the next one comes.
+    overtaken. Of the partitions whose tensors are all ready the one with the lowest priority number is started, as long
+    as no more than `credit` bytes are started and not done (one always may be). After a transfer that leaves nothing
+    started behind it, the channel idles for `gap` seconds: that long it takes to notice and to start the next.
 
     Parameters
     ----------
@@ -187,63 +87,102 @@ def simulate_priority(
     partitions
         Of its tensors.
     cost, overhead
-        Of one transfer.
+        Of one transfer; `overhead` in seconds of the channel.
     credit
         Bytes; default: one partition at a time.
     gap
-        Seconds to notice that a transfer is done and to start the next.
+        Seconds.
     order
-        Start the partitions in this order instead, each when it is ready.
+        Start the partitions in this order instead, each when it is ready: what `Launcher` does.
 
     Examples
     --------
     >>> line = Timeline(["b", "a"], [100, 100], [1.0, 2.0], [1.0, 0.0], backward_end=2.0, forward=2.0)
-    >>> played = simulate_priority(line, partition(line.nbytes, line.needed, 100, align=1), CostCurve.affine(0.0, 0.01))
+    >>> parts = partition(line.nbytes, line.needed, 100, align=1)
+    >>> played = simulate_priority(line, parts, CostCurve.affine(0.0, 0.01))
     >>> played.order, played.exposed  # b goes first, nothing else is ready; a's second is exposed
     ((1, 0), 1.0)
     """
     ready = nanoseconds(timeline.ready)
-    due = nanoseconds(timeline.backward_end) + nanoseconds(timeline.needed)
-    when = [int(max(ready[t] for t in part.tensors)) for part in partitions]
-    lengths = [int(x) for x in cost.nanoseconds([part.nbytes for part in partitions]) + nanoseconds(overhead)]
-    limit = max((part.nbytes for part in partitions), default=0) if credit is None else credit
-    idle = int(nanoseconds(gap))
-    rank = {number: place for place, number in enumerate(order)} if order is not None else {}
-    coming = sorted(range(len(partitions)), key=lambda k: (rank.get(k, when[k]), partitions[k].priority, k))
-    start, end = np.zeros(len(partitions), np.int64), np.zeros(len(partitions), np.int64)
+    when = [int(ready[list(part.tensors)].max()) for part in partitions]
+    lengths = cost.nanoseconds([part.nbytes for part in partitions]) + nanoseconds(overhead)
+    ahead = max((part.nbytes for part in partitions), default=0) if credit is None else credit
+    next_of = _by_priority(partitions, ahead) if order is None else _by_order(partitions, order, ahead)
+    start, end, started = _run(when, lengths, int(nanoseconds(gap)), next_of)
+    due = nanoseconds(timeline.backward_end + timeline.needed)
+    late = max((int(end[k] - due[list(part.tensors)].min()) for k, part in enumerate(partitions)), default=0)
+    return Played(tuple(started), start / 1e9, end / 1e9, max(0, late) / 1e9)
+
+
+Next = Callable[[list[int], list[int]], list[int]]
+"""Given the partitions that have become ready and those that are done: the ones to start, in order."""
+
+
+def _by_priority(partitions: Sequence[Partition], credit: int) -> Next:
     waiting: list[tuple[float, int]] = []
-    flying: list[int] = []
+    held = 0
+
+    def choose(ready: list[int], done: list[int]) -> list[int]:
+        nonlocal held
+        held -= sum(partitions[number].nbytes for number in done)
+        for number in ready:
+            heapq.heappush(waiting, (partitions[number].priority, number))
+        chosen = []
+        while waiting and (not held or held + partitions[waiting[0][1]].nbytes <= credit):
+            chosen.append(heapq.heappop(waiting)[1])
+            held += partitions[chosen[-1]].nbytes
+        return chosen
+
+    return choose
+
+
+def _by_order(partitions: Sequence[Partition], order: Sequence[int], credit: int) -> Next:
+    pending, arrived, held = deque(order), set[int](), 0
+
+    def choose(ready: list[int], done: list[int]) -> list[int]:
+        nonlocal held
+        held -= sum(partitions[number].nbytes for number in done)
+        arrived.update(ready)
+        chosen = []
+        while pending and pending[0] in arrived and (not held or held + partitions[pending[0]].nbytes <= credit):
+            chosen.append(pending.popleft())
+            held += partitions[chosen[-1]].nbytes
+        return chosen
+
+    return choose
+
+
+def _run(
+    when: Sequence[int], lengths: NDArray[np.int64], gap: int, choose: Next
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+    """The events: partitions become ready (`when`), transfers end; start and end of each, and the order of starts."""
+    start, end = np.zeros(len(when), np.int64), np.zeros(len(when), np.int64)
+    coming = deque(sorted(range(len(when)), key=lambda number: (when[number], number)))
+    flying: deque[int] = deque()
     started: list[int] = []
-    now = channel = at = held = 0
-    while len(started) < len(partitions) or flying:
-        while at < len(coming) and when[coming[at]] <= now:
-            number = coming[at]
-            heapq.heappush(waiting, (float(rank[number]) if rank else partitions[number].priority, number))
-            at += 1
-        while waiting and (not flying or held + partitions[waiting[0][1]].nbytes <= limit):
-            number = heapq.heappop(waiting)[1]
-            start[number] = max(now, channel)
-            end[number] = channel = int(start[number]) + lengths[number]
-            held += partitions[number].nbytes
+    free = 0  # when the channel can begin the next transfer
+    while coming or flying:
+        now = min(([when[coming[0]]] if coming else []) + ([int(end[flying[0]])] if flying else []))
+        ready, done = [], []
+        while coming and when[coming[0]] <= now:
+            ready.append(coming.popleft())
+        while flying and end[flying[0]] <= now:
+            done.append(flying.popleft())
+            if not flying:
+                free = now + gap
+        for number in choose(ready, done):
+            start[number] = max(now, free)
+            end[number] = free = int(start[number] + lengths[number])
             flying.append(number)
             started.append(number)
-        events = [when[coming[at]]] if at < len(coming) and not (rank and flying and waiting) else []
-        if flying:
-            events.append(int(end[flying[0]]))
-        now = max(now, min(events)) if events else now
-        while flying and end[flying[0]] <= now:
-            held -= partitions[flying.pop(0)].nbytes
-            if not flying:
-                channel = max(channel, now + idle)
-    late = max((int(end[k]) - int(due[t]) for k, part in enumerate(partitions) for t in part.tensors), default=0)
-    return Played(tuple(started), start / 1e9, end / 1e9, max(0, late) / 1e9)
+    return start, end, started
 
 
 def preemptive_bound(timeline: Timeline, cost: CostCurve) -> float:
     """Exposed seconds that no order can go below, if all gradients together cost one all-reduce of their bytes.
 
     Each tensor is given its share of that time by its bytes, and transfers may be interrupted anywhere: earliest due
-    first is then optimal. It is at least ``max(0, communication - computing)`` and may be more: what is ready last is
+    first is then optimal. It is at least ``max(0, communication - computing)``, and usually more: what is ready last is
     due first.
 
     References
@@ -258,21 +197,21 @@ def preemptive_bound(timeline: Timeline, cost: CostCurve) -> float:
     """
     if not timeline.total:
         return 0.0
-    length = cost(timeline.total) * timeline.nbytes / timeline.total
-    due = timeline.backward_end + timeline.needed
+    left = (cost(timeline.total) * timeline.nbytes / timeline.total).tolist()
+    due = (timeline.backward_end + timeline.needed).tolist()
     waiting: list[tuple[float, int]] = []
-    left, now, late = length.copy(), 0.0, 0.0
-    for index in range(len(timeline)):
-        now = max(now, float(timeline.ready[index]))
-        heapq.heappush(waiting, (float(due[index]), index))
+    now = late = 0.0
+    for index, ready in enumerate(timeline.ready.tolist()):
+        now = max(now, ready)
+        heapq.heappush(waiting, (due[index], index))
         until = float(timeline.ready[index + 1]) if index + 1 < len(timeline) else np.inf
         while waiting and now < until:
             number = waiting[0][1]
-            step = min(float(left[number]), until - now)
+            step = min(left[number], until - now)
             now, left[number] = now + step, left[number] - step
             if left[number] <= 1e-15:
                 heapq.heappop(waiting)
-                late = max(late, now - float(due[number]))
+                late = max(late, now - due[number])
     return late
 
 
@@ -282,19 +221,22 @@ class PriorityPlan:
 
     Attributes
     ----------
+    timeline
+        What the plan was made from.
     partitions
         By rising priority; tensors are indices into the timeline.
     order
         Numbers of the partitions in the order in which every rank starts them.
     size, credit
-        Bytes of a partition, and bytes in flight at most.
+        Bytes of a partition, and bytes in flight, at most.
     exposed
         Seconds that backward and next forward take longer than without communication.
     yardstick
-        ``max(0, communication - computing)``: communication is one all-reduce of everything, computing backward and
-        forward.
+        ``max(0, communication - computing)``: one all-reduce of everything, against backward and forward.
     bound
-        `preemptive_bound`.
+        See `preemptive_bound`.
+    compared
+        Exposed seconds of other ways: the same partitions in the order of readiness, and forward waiting for all.
     """
 
     timeline: Timeline
@@ -305,10 +247,32 @@ class PriorityPlan:
     exposed: float
     yardstick: float
     bound: float
+    compared: dict[str, float]
 
     def launcher(self) -> Launcher:
-        """What says at run time which partitions to start; one for each step."""
+        """What says at run time which partitions to start; one for each step.
+
+        Examples
+        --------
+        >>> line = Timeline(["b", "a"], [1 << 20, 1 << 16], [0.01, 0.02], [0.01, 0.0], backward_end=0.02, forward=0.02)
+        >>> launcher = plan_priority(line, CostCurve.affine(1e-4, 1e-8)).launcher()
+        >>> len(launcher.ready(0)) + len(launcher.ready(1)) > 0, launcher.finished
+        (True, False)
+        """
         return Launcher(self.partitions, self.order, self.credit)
+
+    def table(self) -> str:
+        """The plan in a few lines of text.
+
+        Examples
+        --------
+        >>> line = Timeline(["b", "a"], [1 << 20, 1 << 16], [0.01, 0.02], [0.01, 0.0], backward_end=0.02, forward=0.02)
+        >>> print(plan_priority(line, CostCurve.affine(1e-4, 1e-8)).table().splitlines()[0].partition(":")[0])
+        17 partitions of at most 64.0 KiB, 1 in flight
+        """
+        from ringleader.overlap.render import priority_table
+
+        return priority_table(self)
 
 
 def plan_priority(
@@ -328,14 +292,14 @@ def plan_priority(
     timeline, cost, overhead, gap, align
         As in `simulate_priority` and `partition`.
     sizes
-        Bytes of a partition to try.
+        Bytes of a partition to try. Those that make more than 4096 partitions are left out, unless it is the only one.
     in_flight
         Credits to try, in partitions.
 
     Returns
     -------
     PriorityPlan
-        The one with the least exposed time; of equals the one with fewer partitions, then the smaller credit.
+        The one with the least exposed time; of equals the one with fewest partitions, then the smallest credit.
 
     Raises
     ------
@@ -349,77 +313,31 @@ def plan_priority(
     >>> plan.exposed < 2e-3, plan.yardstick
     (True, 0.0)
     """
-    if not len(timeline) or not sizes or not in_flight:
+    if not timeline.total or not sizes or not in_flight:
         raise InvalidArgument(
-            f"{len(timeline)} gradients, {len(sizes)} sizes, {len(in_flight)} credits; expected at least one of each"
+            f"{timeline.total} bytes of gradients, {len(sizes)} sizes, {len(in_flight)} credits; expected at least one "
+            "of each"
         )
+    sizes = sorted(set(sizes))
+    few = [size for size in sizes if timeline.total / size <= _MOST_PARTITIONS] or sizes[-1:]
     best: tuple[tuple[float, int, int], tuple[Partition, ...], Played, int] | None = None
-    for size in sizes:
+    for number, size in enumerate(few):
+        if number and few[number - 1] >= timeline.total:
+            break
         parts = partition(timeline.nbytes, timeline.needed, size, align)
-        for number in in_flight:
-            played = simulate_priority(timeline, parts, cost, overhead, credit=number * size, gap=gap)
-            key = (played.exposed, len(parts), number)
+        for ahead in in_flight:
+            played = simulate_priority(timeline, parts, cost, overhead, credit=ahead * size, gap=gap)
+            key = (played.exposed, len(parts), ahead)
             if best is None or key < best[0]:
                 best = (key, parts, played, size)
-        if size >= timeline.total:
-            break
     assert best is not None
     key, parts, played, size = best
+    by_readiness = sorted(range(len(parts)), key=lambda k: (max(parts[k].tensors), k))
+    fifo = simulate_priority(timeline, parts, cost, overhead, credit=key[2] * size, gap=gap, order=by_readiness)
+    compared = {
+        "in the order of readiness": fifo.exposed,
+        "forward waits for all": max(0.0, float(fifo.end.max()) - timeline.backward_end),
+    }
     yardstick = max(0.0, cost(timeline.total) - timeline.backward_end - timeline.forward)
-    return PriorityPlan(
-        timeline, parts, played.order, size, key[2] * size, played.exposed, yardstick, preemptive_bound(timeline, cost)
-    )
-
-
-class Launcher:
-    """Which partitions to start now: a plan's order, held to what is ready and to the credit.
-
-    Nothing in it locks: one thread at a time may call it.
-
-    Examples
-    --------
-    >>> parts = partition([100, 100], [0.0, 1.0], 100, align=1)
-    >>> launcher = Launcher(parts, order=[1, 0], credit=100)
-    >>> launcher.ready(0), launcher.ready(1)  # partition 1 comes first, 0 has to wait for credit
-    ([], [1])
-    >>> launcher.done(1), launcher.done(0), launcher.finished
-    ([0], [], True)
-    """
-
-    def __init__(self, partitions: Sequence[Partition], order: Sequence[int], credit: int) -> None:
-        self._partitions, self._order, self._credit = partitions, tuple(order), credit
-        self._sizes = [part.nbytes for part in partitions]
-        self._missing = [len(part.pieces) for part in partitions]
-        self._of: dict[int, list[int]] = {}
-        for number, part in enumerate(partitions):
-            for tensor in part.tensors:
-                self._of.setdefault(tensor, []).append(number)
-        self._next = self._held = self._done = 0
-
-    @property
-    def finished(self) -> bool:
-        """Whether all partitions are done."""
-        return self._done == len(self._order)
-
-    def ready(self, tensor: int) -> list[int]:
-        """A tensor is ready: the partitions to start now, in order."""
-        for number in self._of.pop(tensor, ()):
-            self._missing[number] -= 1
-        return self._start()
-
-    def done(self, number: int) -> list[int]:
-        """A partition is done: the partitions to start now, in order."""
-        self._held -= self._sizes[number]
-        self._done += 1
-        return self._start()
-
-    def _start(self) -> list[int]:
-        started = []
-        while self._next < len(self._order):
-            number = self._order[self._next]
-            if self._missing[number] or (self._held and self._held + self._sizes[number] > self._credit):
-                break
-            self._held += self._sizes[number]
-            self._next += 1
-            started.append(number)
-        return started
+    bound = preemptive_bound(timeline, cost)
+    return PriorityPlan(timeline, parts, played.order, size, key[2] * size, played.exposed, yardstick, bound, compared)

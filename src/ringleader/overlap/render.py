@@ -10,8 +10,9 @@ from ringleader.overlap.simulate import Simulated
 
 if TYPE_CHECKING:
     from ringleader.overlap.buckets import BucketPlan
+    from ringleader.overlap.priority import PriorityPlan
 
-__all__ = ["picture", "table"]
+__all__ = ["picture", "priority_table", "table"]
 
 _MOST_LINES = 40
 
@@ -49,6 +50,19 @@ def table(plan: BucketPlan) -> str:
     lines.append(f"{'':16} {'buckets':>8} {'exposed ms':>11} {'busy ms':>9}")
     for name, other in {"this plan": played, **plan.compared}.items():
         lines.append(f"{name:16} {len(other.buckets):8} {other.exposed * 1e3:11.2f} {other.communication * 1e3:9.2f}")
+    return "\n".join(lines)
+
+
+def priority_table(plan: PriorityPlan) -> str:
+    """What is sent first, and the comparison."""
+    line = plan.timeline
+    lines = [
+        f"{len(plan.partitions)} partitions of at most {_bytes(plan.size)}, {plan.credit // plan.size} in flight: "
+        f"exposed {plan.exposed * 1e3:.2f} ms of {(line.backward_end + line.forward) * 1e3:.2f} ms backward and next "
+        "forward"
+    ]
+    rows = {**plan.compared, "max(0, communication - computing)": plan.yardstick, "bound for any order": plan.bound}
+    lines += [f"  {name:34} {seconds * 1e3:9.2f} ms" for name, seconds in {"this plan": plan.exposed, **rows}.items()]
     return "\n".join(lines)
 
 

@@ -246,7 +246,7 @@ def _release(ptr: int, pid: int) -> None:
         _core.arena_free(ptr)
 
 
-def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32, align: int = 64) -> NDArray[Any]:
     """An uninitialised NumPy array in registered memory; see `ringleader.Communicator.empty`."""
     kind = np.dtype(dtype)
     dtypes.code_of_numpy(kind)  # refuses objects
@@ -256,5 +256,5 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArra
     nbytes = math.prod(extents) * kind.itemsize
     if nbytes == 0:
         return np.empty(extents, kind)
-    memory = np.asarray(_Reservation(_core.arena_alloc(nbytes), nbytes))
+    memory = np.asarray(_Reservation(_core.arena_alloc(nbytes, align), nbytes))
     return memory.view(kind).reshape(extents)

@@ -222,6 +222,10 @@ SETTINGS: tuple[Setting, ...] = (
         "Size of the shared-memory ring of a send/recv pair.",
     ),
     Setting(
+        "DEVICE_SEGMENT", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "4M",
+        "GPU tensors travel through the host in pieces of so many bytes; the least of all ranks (docs/gpu.md).",
+    ),
+    Setting(
         "SPIN_US", _integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
         "How long a wait spins before it yields.",
     ),
@@ -332,6 +336,7 @@ class Config:
     buffsize: int = 512 << 10
     inline_limit: int = 8 << 10
     p2p_buffsize: int = 64 << 10
+    device_segment: int = 4 << 20
     spin_us: int | None = None
     yield_us: int | None = None
     timeout: float = 600.0

@@ -17,11 +17,12 @@ from ringleader.torch.register import register
 if TYPE_CHECKING:
     from ringleader.executors.torch_p2p import run
     from ringleader.torch import hooks
+    from ringleader.torch.data_parallel import DataParallel
     from ringleader.torch.ddp import register_ddp
 
 register()
 
-__all__ = ["hooks", "init_process_group", "register", "register_ddp", "run"]
+__all__ = ["DataParallel", "hooks", "init_process_group", "register", "register_ddp", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,6 +32,10 @@ def __getattr__(name: str) -> Any:
         return run
     if name == "hooks":
         return importlib.import_module("ringleader.torch.hooks")
+    if name == "DataParallel":
+        from ringleader.torch.data_parallel import DataParallel
+
+        return DataParallel
     if name == "register_ddp":
         from ringleader.torch.ddp import register_ddp
 

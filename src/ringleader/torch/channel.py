@@ -23,7 +23,7 @@ class Channel:
         First in, first out, at most `PLAN_CACHE_SIZE`.
     """
 
-    __slots__ = ("barrier", "comm", "exchanges", "plans")
+    __slots__ = ("__weakref__", "barrier", "comm", "exchanges", "plans")
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm

@@ -76,8 +76,12 @@ def operation(event: str, inputs: int = 0) -> Callable[[_Method], _Method]:
             if kwargs:
                 kwargs = {other_names.get(name, name): value for name, value in kwargs.items()}
             recording = Recording(title, args[inputs : inputs + 1]) if profiling() else None
+            detour = self._detour
             try:
-                work = method(self, *args, **kwargs)
+                if detour is None:
+                    work = method(self, *args, **kwargs)
+                else:
+                    work = detour.call(method, method.__name__, args, kwargs)
             except (errors.InvalidArgument, errors.UnsupportedType, errors.ScheduleError):
                 if recording is not None:
                     recording.end()
@@ -95,6 +99,8 @@ def operation(event: str, inputs: int = 0) -> Callable[[_Method], _Method]:
 
 class Exchanges:
     """Mixin with send and receive, and with exchanges of blocks of any sizes."""
+
+    _detour: Any = None  # of groups with devices, see `devices.detour`
 
     def _channel(self) -> Channel:
         """The communicator for the calling thread."""

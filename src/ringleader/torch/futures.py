@@ -18,7 +18,9 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch.futures
@@ -26,9 +28,20 @@ import torch.futures
 from ringleader import _core
 
 if TYPE_CHECKING:
+    from ringleader.torch.devices.device import Device
     from ringleader.torch.work import RingleaderWork
 
-__all__ = ["CallbackThread", "WorkFuture", "callback_owner", "complete_later"]
+__all__ = [
+    "CallbackThread",
+    "WorkFuture",
+    "act_for",
+    "callback_owner",
+    "complete",
+    "complete_later",
+    "deadline_after",
+    "left_until",
+    "tensors_in",
+]
 
 _JOIN_LIMIT = 1.0
 
@@ -55,11 +68,28 @@ def _raise_failure(value: Any) -> Any:
 
 
 class WorkFuture(torch.futures.Future[Any]):
-    """A future whose ``then`` callbacks run on the callback thread of its group."""
+    """A future whose ``then`` callbacks run on the callback thread of its group.
 
-    def __init__(self, thread: CallbackThread | None) -> None:
-        super().__init__()
+    Parameters
+    ----------
+    thread
+        That thread; None: torch calls them.
+    devices
+        Accelerators on which its value is: torch then makes the streams of whoever waits for it wait.
+    device
+        The same as staging knows it. Callbacks run in a stream beside the program's own.
+    """
+
+    def __init__(
+        self, thread: CallbackThread | None, devices: Sequence[torch.device] = (), device: Device | None = None
+    ) -> None:
+        super().__init__(devices=list(devices))
+        self.devices, self.device = devices, device
         self._callback_thread = thread
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """The stream in which its callbacks run."""
+        return nullcontext() if self.device is None else self.device.scope(self.device.up)
 
     def fail(self, error: BaseException) -> None:
         """Complete it with an error."""
@@ -74,12 +104,13 @@ class WorkFuture(torch.futures.Future[Any]):
 
 
 def _resolve(work: RingleaderWork, future: WorkFuture) -> None:
-    try:
-        work.wait()
-    except Exception as error:
-        future.fail(error)
-    else:
-        future.set_result(work.outputs)
+    with work.completing():
+        try:
+            work.wait()
+        except Exception as error:
+            future.fail(error)
+        else:
+            future.set_result(work.outputs)
 
 
 class _Completer:
@@ -153,6 +184,30 @@ def complete_later(work: RingleaderWork, thread: CallbackThread | None) -> WorkF
     return future
 
 
+def complete(work: RingleaderWork, future: WorkFuture) -> None:
+    """Complete `future` when `work`, which has been started, is complete."""
+    _completer.complete(work, future)
+
+
+def deadline_after(limit: float) -> float:
+    """The moment `limit` seconds from now; 0 means no limit, as everywhere here."""
+    return time.monotonic() + limit if limit else 0.0
+
+
+def left_until(deadline: float) -> float:
+    """Seconds left, as a limit: 0 if there is no deadline, and never 0 if there is one."""
+    return max(1e-3, deadline - time.monotonic()) if deadline else 0.0
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors of nested lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)
+
+
 class _Local(threading.local):
     owner: str | None = None
 
@@ -163,6 +218,11 @@ _local = _Local()
 def callback_owner() -> str | None:
     """On a callback thread the name of its group, else None."""
     return _local.owner
+
+
+def act_for(owner: str | None) -> None:
+    """Let the calling thread's collectives be those of the callbacks of a group."""
+    _local.owner = owner
 
 
 class CallbackThread:
@@ -182,7 +242,7 @@ class CallbackThread:
 
     def chain(self, future: Any, callback: Callable[[Any], Any]) -> WorkFuture:
         """Call `callback` with `future` once that is completed, after all that was chained before."""
-        result = WorkFuture(self)
+        result = WorkFuture(self, getattr(future, "devices", ()), getattr(future, "device", None))
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -192,18 +252,19 @@ class CallbackThread:
         return result
 
     def _run(self) -> None:
-        _local.owner = self._name
+        act_for(self._name)
         while (entry := self._queue.get()) is not None:
             future, callback, result = entry
-            with contextlib.suppress(Exception):  # the callback gets to see it, as with any future
-                future.wait()
-            try:
-                value = callback(future)
-            except Exception as error:
-                result.fail(error)
-            else:
-                result.set_result(value)
-                del value
+            with result.scope():
+                with contextlib.suppress(Exception):  # the callback gets to see it, as with any future
+                    future.wait()
+                try:
+                    value = callback(future)
+                except Exception as error:
+                    result.fail(error)
+                else:
+                    result.set_result(value)
+                    del value
             del entry, future, callback, result
 
     def close(self) -> None:

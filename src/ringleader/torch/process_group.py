@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -25,6 +26,9 @@ from ringleader.runtime.store import LocalStore
 from ringleader.torch import channel, collectives, exchange, futures, profiling, registered, sparse, tensors, work
 from ringleader.torch.channel import Channel
 from ringleader.torch.collectives import Collectives
+from ringleader.torch.devices.detour import detour_for
+from ringleader.torch.devices.device import kinds
+from ringleader.torch.devices.pump import pumping
 from ringleader.torch.dynamo import skip_frames
 from ringleader.torch.errors import torch_error
 from ringleader.torch.futures import CallbackThread, callback_owner
@@ -74,13 +78,17 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         )
         members = f" of global ranks {ranks}" if ranks and ranks != list(range(size)) else ""
         self._title = f"process group {name}{members}"
+        self._devices = kinds()
         try:
             self._main = self._form(self._title)
+            self._detour = detour_for(self, config.device_segment)
         except BaseException:
             self._job.close()
             raise
         self._sides: dict[str, Channel] = {}
         self._sides_lock = threading.Lock()
+        self._lent: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._made: Counter[str] = Counter()
         self._holder = Holder()
         self._callback_thread = CallbackThread(name)
         self._finalizer = weakref.finalize(self, self._callback_thread.close)
@@ -103,13 +111,24 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
                     side = self._sides[owner] = self._form(f"{self._title}, callbacks of {owner}")
         return side
 
+    def make_side(self, purpose: str) -> Channel:
+        """A further communicator of this group; all ranks make those of a purpose in the same order.
+
+        It lives as long as somebody has it, and until the group is left.
+        """
+        number = self._made[purpose]
+        self._made[purpose] += 1
+        side = self._form(f"{self._title}, {purpose} {number}")
+        self._lent.add(side)
+        return side
+
     def _channels(self) -> list[Channel]:
-        return [self._main, *self._sides.values()]
+        return [self._main, *self._sides.values(), *self._lent]
 
     def _hold(self, work: RingleaderWork) -> RingleaderWork:
         work._callback_thread = self._callback_thread
         self._holder.hold(work)
-        if self._coalescing is not None:
+        if self._coalescing is not None and not pumping():
             self._coalescing.append(work)
         return work
 
@@ -161,11 +180,12 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in dict.fromkeys(("cpu", *self._devices))]
 
     def _get_backend(self, device: torch.device) -> ProcessGroupRingleader:  # type: ignore[override]
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"the backend {NAME!r} moves CPU tensors, there is none for {device}")
+        if torch.device(device).type not in ("cpu", *self._devices):
+            here = ", ".join(str(device) for device in self._device_types)
+            raise RuntimeError(f"the backend {NAME!r} moves tensors of {here} here, there is none for {device}")
         return self
 
     use_pg_for_symm_mem_rendezvous = False
@@ -219,6 +239,8 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         What is in flight gets 2 s to complete; leaving takes another 2 s at most, whatever the other ranks do.
         """
         self._holder.drain(CLOSE_LIMIT)
+        if self._detour is not None:
+            self._detour.close()
         for each in self._channels():
             each.close()
         self._holder.sweep()

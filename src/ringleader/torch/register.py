@@ -29,7 +29,7 @@ def register() -> None:
     if backend is None or NAME.upper() in getattr(backend, "_plugins", {}):
         return
     try:
-        backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     except Exception as error:
         import warnings
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -180,6 +181,10 @@ class RingleaderWork(dist.Work):
         return self._source
 
     _source_rank = source_rank
+
+    def completing(self) -> AbstractContextManager[Any]:
+        """What to be in while its future is completed."""
+        return nullcontext()
 
     def get_future(self) -> WorkFuture:
         """A `torch.futures.Future` of the list of result tensors.

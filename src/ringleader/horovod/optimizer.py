@@ -1,0 +1,250 @@
+"""`DistributedOptimizer`: an optimizer whose gradients are averaged while the backward pass goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ringleader import errors
+from ringleader.horovod import operations
+from ringleader.horovod.compression import Compression
+from ringleader.horovod.operations import Average, Handle, Sum
+from ringleader.horovod.session import ProcessSet, lane_of
+from ringleader.runtime.dtypes import ReduceOp
+
+__all__ = ["DistributedOptimizer"]
+
+_FUSION_THRESHOLD = 16 << 20
+
+
+class _Group:
+    """Parameters whose gradients travel together."""
+
+    def __init__(self, number: int, parameters: list[torch.Tensor]) -> None:
+        self.number = number
+        self.parameters = parameters
+        self.missing = len(parameters)
+        self.handle: Handle[list[torch.Tensor]] | None = None
+
+
+def _grouped(parameters: Sequence[torch.Tensor], groups: int, limit: int) -> list[_Group]:
+    """From the last parameter to the first, as their gradients become ready; one type and device in a group."""
+    most = -(-len(parameters) // groups) if groups else len(parameters)
+    made: list[list[torch.Tensor]] = []
+    nbytes = 0
+    for p in reversed(parameters):
+        size = p.numel() * p.element_size()
+        fits = made and len(made[-1]) < most and (groups or nbytes + size <= limit)
+        if not fits or (made[-1][0].dtype, made[-1][0].device) != (p.dtype, p.device):
+            made.append([])
+            nbytes = 0
+        made[-1].append(p)
+        nbytes += size
+    return [_Group(number, each) for number, each in enumerate(made)]
+
+
+class _Averaging:
+    """What `DistributedOptimizer` mixes into the class of the optimizer that it is given.
+
+    Invariant: groups start in their order on every process, whatever the order in which gradients become ready; so
+    all processes start the same operations in the same order. What is left at `synchronize` starts there, with zeros
+    for gradients that this process does not have.
+    """
+
+    param_groups: list[dict[str, Any]]
+
+    def _prepare(self, options: dict[str, Any], names: dict[int, str], groups: int) -> None:
+        self._options = options
+        self._passes: int = options.pop("passes")
+        self._sparse_as_dense: bool = options.pop("sparse_as_dense")
+        limit = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_THRESHOLD))
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        self._groups = _grouped(parameters, groups, limit)
+        self._names = names
+        self._next = 0
+        self._skip = False
+        self._left = {id(p): self._passes for p in parameters}
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._hook(group))  # type: ignore[no-untyped-call]
+            for group in self._groups
+            for p in group.parameters
+        ]
+
+    def _hook(self, group: _Group) -> Any:
+        def ready(parameter: torch.Tensor) -> None:
+            self._left[id(parameter)] -= 1
+            if self._left[id(parameter)] < 0:
+                raise errors.InvalidArgument(
+                    f"{self._names.get(id(parameter), 'a parameter')} got more than {self._passes} gradients before "
+                    "step(); expected backward_passes_per_step to be the number of backward passes per step"
+                )
+            if self._left[id(parameter)] == 0:
+                group.missing -= 1
+                self._start_full()
+
+        return ready
+
+    def _start_full(self) -> None:
+        while self._next < len(self._groups) and self._groups[self._next].missing == 0:
+            self._start(self._groups[self._next])
+
+    def _start(self, group: _Group) -> None:
+        gradients = []
+        for p in group.parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            elif p.grad.layout is not torch.strided and self._sparse_as_dense:
+                p.grad = p.grad.to_dense()
+            gradients.append(p.grad)
+        name = f"gradients {group.number}"
+        group.handle = operations.grouped_allreduce_async_(gradients, name=name, **self._options)
+        self._next += 1
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are averaged; to be followed by ``step()`` within `skip_synchronize`.
+
+        Raises
+        ------
+        RingleaderError
+            An operation failed.
+        """
+        while self._next < len(self._groups):
+            self._start(self._groups[self._next])
+        try:
+            for group in self._groups:
+                if group.handle is not None:
+                    operations.synchronize(group.handle)
+        finally:
+            self._next = 0
+            self._left = dict.fromkeys(self._left, self._passes)
+            for group in self._groups:
+                group.handle, group.missing = None, len(group.parameters)
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, ``step()`` does not wait: `synchronize` was called before (to clip gradients)."""
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
+
+    def step(self, closure: Any = None) -> Any:
+        """Average what is not averaged yet, then the optimizer's own step."""
+        if not self._skip:
+            self.synchronize()
+        return super().step(closure)  # type: ignore[misc]
+
+    def zero_grad(self, *arguments: Any, **named: Any) -> None:
+        """The optimizer's own.
+
+        Raises
+        ------
+        InvalidArgument
+            Gradients are on their way: call ``step()`` or `synchronize` first.
+        """
+        if any(group.handle is not None for group in self._groups):
+            raise errors.InvalidArgument("zero_grad() while gradients are being averaged; call step() or synchronize()")
+        super().zero_grad(*arguments, **named)  # type: ignore[misc]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """An optimizer like the given one that averages gradients over all processes before each step.
+
+    Parameters
+    ----------
+    optimizer
+        The result is of a subclass of its class, and takes over its parameters and state.
+    named_parameters
+        Names for error messages.
+    compression
+        As for `allreduce`; compressors of `ringleader.compress` keep their memory by group.
+    backward_passes_per_step
+        Gradients are averaged after so many backward passes.
+    op
+        `Average` or `Sum`.
+    gradient_predivide_factor
+        Averages divide by it before the sum, and by the rest after.
+    num_groups
+        Number of groups of gradients that travel together; 0 fills groups up to HOROVOD_FUSION_THRESHOLD bytes
+        (16 MiB if not set).
+
+    Raises
+    ------
+    InvalidArgument
+        Names that occur twice or miss a parameter, or a number that makes no sense.
+
+    Examples
+    --------
+    >>> import torch, ringleader.horovod.torch as hvd
+    >>> hvd.init(rank=0, size=1)
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> hvd.shutdown()
+    """
+    if op not in (Average, Sum):
+        raise errors.InvalidArgument(f"op is {op!r}; expected Average or Sum for gradients")
+    if backward_passes_per_step < 1 or num_groups < 0:
+        raise errors.InvalidArgument(
+            f"backward_passes_per_step is {backward_passes_per_step} and num_groups {num_groups}; "
+            "expected at least 1 and 0"
+        )
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise errors.InvalidArgument("gradient_predivide_factor works with op=Average only")
+    names = _checked_names(optimizer, named_parameters)
+    options = {
+        "op": op,
+        "compression": compression,
+        "process_set": process_set,
+        "passes": backward_passes_per_step,
+        "sparse_as_dense": sparse_as_dense,
+    }
+    if gradient_predivide_factor != 1.0:
+        size = lane_of(process_set).comm.size
+        options |= {
+            "op": Sum,
+            "prescale_factor": 1.0 / gradient_predivide_factor,
+            "postscale_factor": gradient_predivide_factor / size,
+        }
+    kind = type(optimizer)
+    made: Any = type(kind.__name__, (_Averaging, kind), {})
+    distributed = made.__new__(made)
+    distributed.__dict__.update(optimizer.__dict__)
+    distributed._prepare(options, names, num_groups)
+    return distributed
+
+
+def _checked_names(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[int, str]:
+    if named_parameters is None:
+        return {}
+    pairs = list(named_parameters)
+    words = [name for name, _ in pairs]
+    twice = sorted({name for name in words if words.count(name) > 1})
+    if twice:
+        raise errors.InvalidArgument(f"named_parameters has {', '.join(twice)} more than once; expected each name once")
+    names = {id(p): name for name, p in pairs}
+    missing = sum(id(p) not in names for group in optimizer.param_groups for p in group["params"])
+    if missing:
+        raise errors.InvalidArgument(
+            f"{missing} of the optimizer's parameters are not in named_parameters; expected model.named_parameters()"
+        )
+    return names

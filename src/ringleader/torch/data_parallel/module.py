@@ -1,0 +1,329 @@
+"""The module that wraps a model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from ringleader import errors
+from ringleader.torch.data_parallel import layout, state
+from ringleader.torch.data_parallel.buckets import Slot
+from ringleader.torch.data_parallel.buffers import BufferSync
+from ringleader.torch.data_parallel.graph import differentiable, reachable
+from ringleader.torch.data_parallel.joining import ShadowHook, active_ranks, highest_of, tell_joined
+from ringleader.torch.data_parallel.reducer import Options, Reducer
+from ringleader.torch.data_parallel.start import broadcast_from_first, verify_alike
+from ringleader.torch.data_parallel.transport import Transport, transport_for
+
+__all__ = ["DataParallel", "Overlap"]
+
+Overlap = Literal["fixed", "off"]
+_OVERLAPS = ("fixed", "off")
+
+_current_graph_task = torch._C._current_graph_task_id
+
+
+class DataParallel(nn.Module, Joinable):
+    """Data parallel training of a model: after ``backward()``, gradients are the mean over all ranks.
+
+    Takes the place of `torch.nn.parallel.DistributedDataParallel` and of its arguments that concern the training.
+    Gradients are collected in buckets in memory that the ranks of a host reach without a copy; a bucket is sent
+    when its last gradient is there, on a communicator of the model's own.
+
+    Parameters
+    ----------
+    module
+        The model. Its parameters and buffers must be alike on all ranks in name, shape, type and strides; they are
+        given the values of the group's first rank.
+    process_group
+        Default: all ranks. Of the backend "ringleader"; with any other the gradients go through torch's own
+        all-reduce.
+    bucket_cap_mb
+        MiB of a bucket (the first has 1); a bucket is closed by the gradient that brings it to so many.
+    find_unused_parameters
+        After each forward pass the graph is searched for parameters that it does not use. A parameter that no rank
+        uses keeps its gradient, or has none; one that some ranks use gets the mean with zeros for the others.
+    broadcast_buffers
+        Before each forward pass with gradients that are to be reduced, buffers get the first rank's values.
+    gradient_as_bucket_view
+        ``grad`` is a part of a bucket. False: it stays a tensor of its own, for the price of two copies.
+    static_graph
+        Every step uses the same parameters equally often. The first step learns which and how often.
+    overlap
+        "fixed": buckets of `bucket_cap_mb` are sent while the backward pass goes on. "off": at its end.
+    average
+        False: gradients are the sum over all ranks.
+
+    Raises
+    ------
+    MismatchError
+        The models differ; names the ranks and the first difference.
+    InvalidArgument
+        An argument that is not understood, or a model without parameters that have gradients.
+
+    Notes
+    -----
+    What a forward pass within `no_sync` computes is not reduced, but added to what is there. Several backward passes
+    after one forward pass each reduce what is there by then. In state dictionaries names have no prefix.
+
+    References
+    ----------
+    S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 13(12), 2020.
+
+    Examples
+    --------
+    >>> import torch.distributed as dist
+    >>> from ringleader.torch import DataParallel
+    >>> dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = DataParallel(nn.Linear(2, 1))
+    >>> model(torch.tensor([[3.0, 4.0]])).sum().backward()
+    >>> model.weight.grad
+    tensor([[3., 4.]])
+    >>> list(model.state_dict())
+    ['weight', 'bias']
+    >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: Any = None,
+        *,
+        bucket_cap_mb: float = 25.0,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        overlap: Overlap = "fixed",
+        average: bool = True,
+    ) -> None:
+        nn.Module.__init__(self)
+        Joinable.__init__(self)
+        if overlap not in _OVERLAPS:
+            raise errors.InvalidArgument(f"overlap is {overlap!r}; expected one of {', '.join(map(repr, _OVERLAPS))}")
+        if not bucket_cap_mb > 0:
+            raise errors.InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}; expected MiB, more than 0")
+        self.module = module
+        self.broadcast_buffers = broadcast_buffers
+        self._options = Options(
+            find_unused_parameters and not static_graph,
+            static_graph,
+            gradient_as_bucket_view,
+            average,
+            overlap == "off",
+        )
+        self._cap_bytes = max(1, int(bucket_cap_mb * (1 << 20)))
+        self._sync = True
+        self._divide_by_all = True
+        self._group: Any = None
+        self._reducer: Reducer | None = None
+        state.accept_plain_names(self)
+        self._start(dist.group.WORLD if process_group is None else process_group)
+
+    # --------------------------------------------------------------------------------------------- start
+
+    def _start(self, group: Any) -> None:
+        """Compare the models, give all the same values, make the buckets; collective."""
+        if group is None:
+            raise errors.InvalidArgument("there is no process group; call torch.distributed.init_process_group() first")
+        ignored = set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
+        parameters = [(n, p) for n, p in self.module.named_parameters() if n not in ignored]
+        buffers = [(n, b) for n, b in self.module.named_buffers() if n not in ignored]
+        slots = [Slot(i, n, p) for i, (n, p) in enumerate((n, p) for n, p in parameters if p.requires_grad)]
+        if not slots:
+            raise errors.InvalidArgument(
+                f"no parameter of {type(self.module).__name__} has a gradient; expected at least one with requires_grad"
+            )
+        verify_alike([*parameters, *buffers], group)
+        self._group = group
+        self._transport: Transport = transport_for(group, slots[0].parameter.device)
+        self._state = [*(p for _, p in parameters), *(b for _, b in buffers)]
+        broadcast_from_first(self._state, self._transport)
+        self._buffers_sync = BufferSync([b for _, b in buffers], self._transport) if buffers else None
+        self._index_of = {id(slot.parameter): slot.index for slot in slots}
+        order = [slot.index for slot in reversed(slots)]
+        self._reducer = Reducer(slots, self._transport, self._options, layout.fixed(slots, order, self._cap_bytes))
+
+    @property
+    def process_group(self) -> Any:
+        """The group of the ranks that train this model together."""
+        return self._group
+
+    @property
+    def reducer(self) -> Reducer:
+        """What reduces the gradients."""
+        if self._reducer is None:
+            self._start(dist.group.WORLD)
+        assert self._reducer is not None
+        return self._reducer
+
+    # --------------------------------------------------------------------------------------------- steps
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The model's forward pass; with gradients also what comes before and after, see the class."""
+        if not torch.is_grad_enabled() or _current_graph_task() != -1:  # or one repeated within a backward pass
+            return self.module(*inputs, **kwargs)
+        reducer = self.reducer
+        reducer.prepare(self._sync)
+        if self._join_config.enable:
+            self._before_joint_step(reducer)
+        if self._sync:
+            self.sync_buffers()
+        outputs = self.module(*inputs, **kwargs)
+        if self._sync:
+            starts = differentiable(outputs)
+            for x in starts:
+                x.register_hook(reducer.begin)  # type: ignore[no-untyped-call]
+            if self._options.find_unused:
+                reducer.reach(reachable(starts, self._index_of))
+        return outputs
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it gradients are only accumulated; the first step after it reduces the sum.
+
+        The forward pass has to be within it.
+
+        Examples
+        --------
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = DataParallel(nn.Linear(2, 1, bias=False))
+        >>> with model.no_sync():
+        ...     model(torch.ones(1, 2)).sum().backward()
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> model.weight.grad
+        tensor([[2., 2.]])
+        >>> dist.destroy_process_group()
+        """
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def sync_buffers(self, active: bool = True) -> None:
+        """Give buffers the values of the first rank (while ranks join: of the last that has data); collective."""
+        if self._buffers_sync is None or not self.broadcast_buffers:
+            return
+        root = highest_of(self, active) if self._join_config.enable else 0
+        self._buffers_sync.broadcast(root)
+
+    # --------------------------------------------------------------------------------------------- uneven inputs
+
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+    ) -> Join:
+        """A context for ranks with different numbers of steps: those that are through take part with zeros.
+
+        Parameters
+        ----------
+        divide_by_initial_world_size
+            Means are over all ranks; False: over those that still have data.
+        enable, throw_on_early_termination
+            See `torch.distributed.algorithms.Join`.
+
+        Examples
+        --------
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = DataParallel(nn.Linear(2, 1))
+        >>> with model.join():
+        ...     for _ in range(3):
+        ...         model(torch.ones(1, 2)).sum().backward()
+        >>> model.bias.grad
+        tensor([3.])
+        >>> dist.destroy_process_group()
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What `torch.distributed.algorithms.Join` calls."""
+        self._divide_by_all = kwargs.get("divide_by_initial_world_size", True)
+        return ShadowHook(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Of the collectives of `Join`."""
+        return self.reducer.slots[0].parameter.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """Of the collectives of `Join`."""
+        return self.process_group
+
+    def _before_joint_step(self, reducer: Reducer) -> None:
+        work = Join.notify_join_context(self)
+        tell_joined(self, self._sync)
+        reducer.scale = None
+        if work is not None and not self._divide_by_all and self._options.average:
+            reducer.scale = self._transport.size / active_ranks(work)
+
+    def shadow(self) -> None:
+        """Take part in a step of the others with zeros; collective."""
+        self.reducer.shadow()
+
+    def broadcast_state(self, root: int) -> None:
+        """Give all ranks the parameters and buffers of rank `root` of the group; collective."""
+        broadcast_from_first(self._state, self._transport, root)
+
+    # --------------------------------------------------------------------------------------------- as the model itself
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module" or name.startswith("__"):
+                raise
+            return getattr(super().__getattr__("module"), name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped model's."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state dictionary with or without "module." in front of all names.
+
+        Parameters
+        ----------
+        assign
+            Not possible: the parameters are those whose gradients are in the buckets.
+        """
+        if assign:
+            raise errors.InvalidArgument(
+                "assign=True would replace the parameters; load into the model before it is wrapped"
+            )
+        return self.module.load_state_dict(state.without_prefix(state_dict, self.module.state_dict()), strict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process: the copy finds the default group with its first step."""
+        kept = dict(self.__dict__)
+        for name in ("_reducer", "_transport", "_buffers_sync", "_index_of", "_state", "_group"):
+            kept.pop(name, None)
+        kept["_load_state_dict_pre_hooks"] = type(self._load_state_dict_pre_hooks)()
+        return kept
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        super().__setstate__(kept)  # type: ignore[no-untyped-call]
+        self._group = self._reducer = None
+        state.accept_plain_names(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
+        """A copy of the model, wrapped for the same group; all ranks that go on training it must have copied it."""
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin._group = self._group
+        return twin

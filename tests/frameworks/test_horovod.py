@@ -1,0 +1,262 @@
+"""Horovod's interface: every operation over real processes, and training against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch_support import Ranks, data, place
+
+import ringleader as rl
+import ringleader.horovod.torch as hvd
+from ringleader import compress, errors
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    group = Ranks(SIZE)
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    hvd.init(rank=0, size=1)
+    yield
+    hvd.shutdown()
+
+
+def operations(_: str) -> dict[str, Any]:
+    hvd.init()
+    hvd.init()  # again it does nothing
+    r, n = hvd.rank(), hvd.size()
+    x = data(r, (5, 3), torch.float32)
+    own = x.clone()
+    seen: dict[str, Any] = {"place": (r, n, hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())}
+    seen["sum"] = hvd.allreduce(x, op=hvd.Sum)
+    seen["average"] = hvd.allreduce(x)
+    seen["scaled"] = hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4)
+    seen["fp16"] = hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16)
+    seen["onebit"] = hvd.allreduce(x, op=hvd.Sum, compression=compress.OneBit(), name="x")
+    seen["max"] = hvd.allreduce(x.to(torch.int64), op=hvd.Max)
+    seen["kept"] = torch.equal(x, own)
+    seen["gathered"] = hvd.allgather(data(r, (r, 2), torch.int32))
+    seen["broadcast"] = hvd.broadcast(x, root_rank=1)
+    mixed = [x.clone(), x[:, 0].double(), x.clone().mul_(2)]
+    handle = hvd.grouped_allreduce_async_(mixed, op=hvd.Sum)
+    seen["all_to_all"] = hvd.alltoall(torch.arange(n * 2) + 10 * r)
+    seen["uneven"] = hvd.alltoall(torch.arange(r + 1) + 10 * r, splits=[0] * (n - 1) + [r + 1])
+    seen["part"] = hvd.reducescatter(x, op=hvd.Sum)
+    seen["grouped"] = hvd.synchronize(handle)
+    assert hvd.poll(handle)
+    seen["in place"] = torch.equal(mixed[0], seen["sum"])
+    seen["object"] = hvd.broadcast_object({"from": r} if r == 2 else None, root_rank=2)
+    seen["objects"] = hvd.allgather_object("x" * r)
+    hvd.barrier()
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    return seen
+
+
+def test_operations(ranks: Ranks) -> None:
+    own = [data(r, (5, 3), torch.float32) for r in range(SIZE)]
+    total = sum(own, torch.zeros(5, 3))
+    for r, seen in enumerate(ranks.run(operations)):
+        assert seen["place"] == (r, SIZE, r, SIZE, 0, 1)
+        assert seen["kept"] and seen["in place"]
+        assert torch.equal(seen["sum"], total) and torch.equal(seen["fp16"], total)
+        assert torch.allclose(seen["average"], total / SIZE)
+        assert torch.equal(seen["scaled"], 2 * total)
+        assert not torch.equal(seen["onebit"], total) and bool((seen["onebit"] > 0).all())
+        assert torch.equal(seen["max"], torch.stack(own).amax(0).long())
+        assert torch.equal(seen["gathered"], torch.cat([data(s, (s, 2), torch.int32) for s in range(SIZE)]))
+        assert torch.equal(seen["broadcast"], own[1])
+        assert torch.equal(seen["all_to_all"], torch.cat([torch.tensor([2 * r, 2 * r + 1]) + 10 * s for s in range(3)]))
+        received, counts = seen["uneven"]
+        assert counts.tolist() == ([1, 2, 3] if r == SIZE - 1 else [0, 0, 0])
+        assert received.tolist() == ([0, 10, 11, 20, 21, 22] if r == SIZE - 1 else [])
+        assert torch.equal(seen["part"], total[[slice(0, 2), slice(2, 4), slice(4, 5)][r]])
+        assert torch.equal(seen["grouped"][0], total) and torch.equal(seen["grouped"][2], 2 * total)
+        assert seen["grouped"][1].dtype is torch.float64 and torch.equal(seen["grouped"][1], total[:, 0].double())
+        assert seen["object"] == {"from": 2} and seen["objects"] == ["", "x", "xx"]
+
+
+def gradients_of_operations(_: str) -> list[torch.Tensor]:
+    hvd.init()
+    r = hvd.rank()
+    x = data(r, (r + 1, 2), torch.float32).requires_grad_()
+    y = data(r, (2,), torch.float32).requires_grad_()
+    z = data(r, (2,), torch.float32).requires_grad_()
+    # A loss per process; what is differentiated is their sum.
+    weight = float(r + 1)
+    gathered = (weight * hvd.allgather(x)).sum()
+    reduced = (weight * hvd.allreduce(y, op=hvd.Sum)).sum()
+    told = (weight * hvd.broadcast(z, root_rank=1)).sum()
+    gathered.backward()
+    reduced.backward()
+    told.backward()
+    hvd.shutdown()
+    assert x.grad is not None and y.grad is not None and z.grad is not None
+    return [x.grad, y.grad, z.grad]
+
+
+def test_operations_are_differentiable(ranks: Ranks) -> None:
+    for r, (x, y, z) in enumerate(ranks.run(gradients_of_operations)):
+        assert torch.equal(x, torch.full((r + 1, 2), 6.0))
+        assert torch.equal(y, torch.full((2,), 6.0))
+        assert torch.equal(z, torch.full((2,), 6.0 if r == 1 else 0.0))
+
+
+def sets(_: str) -> tuple[bool, list[float], bool]:
+    pair = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[pair])
+    x = torch.full((2,), float(hvd.rank() + 1))
+    if pair.included():
+        hvd.allreduce_(x, op=hvd.Sum, process_set=pair)
+        x += hvd.broadcast(torch.tensor([float(hvd.rank())]), root_rank=2, process_set=pair)
+    total = hvd.allreduce(x, op=hvd.Sum)
+    removed = hvd.remove_process_set(pair) and not hvd.remove_process_set(pair)
+    hvd.shutdown()
+    return pair.included(), total.tolist(), removed
+
+
+def test_process_sets(ranks: Ranks) -> None:
+    for seen in ranks.run(sets):
+        assert seen == (False, [14.0, 14.0], True)  # (1 + 3 + 2) twice, and 2 from the process that is not in it
+
+
+class Net(torch.nn.Module):
+    """With a parameter that only some processes use, and one that none does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 8)
+        self.second = torch.nn.Linear(8, 1)
+        self.some = torch.nn.Parameter(torch.ones(1))
+        self.idle = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor, some: bool) -> torch.Tensor:
+        y = self.second(torch.tanh(self.first(x)))
+        return y + self.some if some else y
+
+
+def batch(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(97 * step + rank))
+
+
+def loss_of(model: Net, step: int, rank: int) -> torch.Tensor:
+    return (model(batch(step, rank), rank == 1) - 1).square().mean()
+
+
+def train(_: str, compression: Any, passes: int, groups: int) -> tuple[list[torch.Tensor], list[Any]]:
+    torch.manual_seed(place()[0])  # different starts
+    hvd.init()
+    model = Net()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    if hvd.rank() == 0:
+        optimizer.param_groups[0]["lr"] = 0.05
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), compression, backward_passes_per_step=passes, num_groups=groups
+    )
+    assert isinstance(optimizer, torch.optim.SGD)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    for step in range(6):
+        for micro in range(passes):
+            loss_of(model, 10 * step + micro, hvd.rank()).backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    weights = [p.detach() for p in model.parameters()]
+    equal = hvd.allgather_object([w.tolist() for w in weights])
+    hvd.shutdown()
+    return weights, equal
+
+
+@pytest.mark.parametrize(("passes", "groups"), [(1, 0), (1, 6), (2, 2)])
+def test_training_equals_one_process_with_all_the_data(ranks: Ranks, passes: int, groups: int) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    for step in range(6):
+        for micro in range(passes):
+            losses = [loss_of(model, 10 * step + micro, r) for r in range(SIZE)]
+            (torch.stack(losses).sum() / SIZE).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    for weights, equal in ranks.run(train, hvd.Compression.none, passes, groups):
+        assert all(e == equal[0] for e in equal)
+        for w, p in zip(weights, model.parameters(), strict=True):
+            assert torch.allclose(w, p, atol=1e-6)
+
+
+def test_training_with_a_compressor_keeps_processes_equal_and_near(ranks: Ranks) -> None:
+    ((near, _), *_) = ranks.run(train, hvd.Compression.none, 1, 1)
+    ((weights, equal), *_) = ranks.run(train, compress.ErrorFeedback(compress.Int8()), 1, 1)
+    assert all(e == equal[0] for e in equal)
+    off = max(float((a - b).abs().max()) for a, b in zip(weights, near, strict=True))
+    assert 0 < off < 0.02
+
+
+def other_order(_: str) -> str:
+    hvd.init(timeout=20)
+    sizes = (3, 4) if hvd.rank() == 0 else (4, 3)
+    handles = [hvd.allreduce_async(torch.ones(size), name=f"x{size}") for size in sizes]
+    try:
+        for handle in handles:
+            hvd.synchronize(handle)
+    except errors.RingleaderError as error:
+        return type(error).__name__
+    finally:
+        hvd.shutdown()
+    return "no error"
+
+
+def test_another_order_is_an_error_on_all_and_no_hang(ranks: Ranks) -> None:
+    seen = ranks.run(other_order)
+    assert "MismatchError" in seen and "no error" not in seen
+
+
+@pytest.mark.usefixtures("alone")
+def test_wrong_arguments_are_named() -> None:
+    x = torch.ones(4)
+    with pytest.raises(rl.errors.InvalidArgument, match="adasum"):
+        hvd.allreduce(x, op=hvd.Adasum)
+    with pytest.raises(rl.errors.InvalidArgument, match="both given"):
+        hvd.allreduce(x, average=True, op=hvd.Sum)
+    with pytest.raises(rl.errors.InvalidArgument, match=r"root_rank is 3; expected one of \[0\]"):
+        hvd.broadcast(x, root_rank=3)
+    with pytest.raises(rl.errors.InvalidArgument, match=r"splits are \[3\]"):
+        hvd.alltoall(x, splits=[3])
+    with pytest.raises(rl.errors.UnsupportedType, match="sparse"):
+        hvd.allreduce_(x.to_sparse())
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(rl.errors.InvalidArgument, match="a more than once"):
+        hvd.DistributedOptimizer(optimizer, [("a", model.weight), ("a", model.bias)])
+    with pytest.raises(rl.errors.InvalidArgument, match="1 of the optimizer's parameters"):
+        hvd.DistributedOptimizer(optimizer, [("a", model.weight)])
+    distributed = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(rl.errors.InvalidArgument, match="zero_grad"):
+        distributed.zero_grad()
+    with pytest.raises(rl.errors.InvalidArgument, match="more than 1 gradients"):
+        model(torch.ones(1, 2)).sum().backward()
+    distributed.step()
+    distributed.zero_grad()
+
+
+def test_before_init_it_says_so() -> None:
+    with pytest.raises(rl.errors.ClosedError, match=r"call init\(\)"):
+        hvd.rank()
