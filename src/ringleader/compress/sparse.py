@@ -26,8 +26,9 @@ def _check_amount(ratio: float | None, k: int | None) -> None:
         raise errors.InvalidArgument(f"k is {k!r}; expected an integer from 0")
 
 
-def _amount(ratio: float | None, k: int | None, elements: int) -> int:
-    return min(elements, math.ceil(ratio * elements) if ratio is not None else k or 0)
+def _amount(ratio: float | None, k: int | None, elements: int, parts: int = 1) -> int:
+    """How many of each of the parts, of so many elements, are sent."""
+    return min(elements, math.ceil(ratio * elements) if ratio is not None else -(-(k or 0) // parts))
 
 
 def pack(index: NDArray[np.uint32], value: Floats) -> NDArray[np.uint32]:
@@ -116,8 +117,13 @@ class TopK(Counting):
         return self._select(lost, True, key)
 
     def _select(self, x: Floats, clear: bool, key: str) -> Payload:
+        k, seed = self.next_amount(key, x.size)
+        return self.select(x, k, clear, seed)
+
+    def next_amount(self, key: str, elements: int, parts: int = 1) -> tuple[int, int]:
+        """How many of each part of an array, of so many elements, the next step of `key` sends, and its seed."""
         step = self._counter.next(key)
-        return self.select(x, _amount(self.ratio_at(step), self.k, x.size), clear, self._counter.random(key, step))
+        return _amount(self.ratio_at(step), self.k, elements, parts), self._counter.random(key, step)
 
     def select(self, x: Floats, k: int, clear: bool, seed: int = 0) -> Payload:
         """The payload of `k` elements of `x`; with `clear` these become zero in `x`, and so does what is not finite."""
@@ -193,16 +199,24 @@ class RandomK(Counting):
         return payload
 
     def _select(self, x: Floats, clear: bool, key: str) -> Payload:
+        index = self.next_places(key, x.size)
+        return Payload(self.take(x, index, clear), x.size, index)
+
+    def next_places(self, key: str, elements: int, parts: int = 1) -> NDArray[np.uint32]:
+        """Which elements of each part of an array, of so many, the next step of `key` sends; the same on all ranks."""
         step = self._counter.next(key)
-        k = _amount(self.ratio, self.k, x.size)
-        index = np.empty(k, np.uint32)
-        _core.compress.select_random(x.size, index, self._counter.random(key, step))
-        value = x[index]
+        index = np.empty(_amount(self.ratio, self.k, elements, parts), np.uint32)
+        _core.compress.select_random(elements, index, self._counter.random(key, step))
+        return index
+
+    def take(self, x: Floats, index: NDArray[np.uint32], clear: bool) -> Floats:
+        """What is sent of the elements at these places of `x`; with `clear` they become zero."""
+        value: Floats = x[index]
         if clear:
             x[index] = 0
-        if self.unbiased and k:
-            value *= np.float32(x.size / k)
-        return Payload(value, x.size, index)
+        if self.unbiased and index.size:
+            value *= np.float32(x.size / index.size)
+        return value
 
     def decompress(self, payload: Payload, out: Floats | None = None) -> Floats:
         """See `Compressor.decompress`."""

@@ -16,13 +16,13 @@ from ringleader.torch.register import register
 
 if TYPE_CHECKING:
     from ringleader.executors.torch_p2p import run
-    from ringleader.torch import hooks
+    from ringleader.torch import fsdp, hooks
     from ringleader.torch.data_parallel import DataParallel
     from ringleader.torch.ddp import register_ddp
 
 register()
 
-__all__ = ["DataParallel", "hooks", "init_process_group", "register", "register_ddp", "run"]
+__all__ = ["DataParallel", "fsdp", "hooks", "init_process_group", "register", "register_ddp", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,8 +30,8 @@ def __getattr__(name: str) -> Any:
         from ringleader.executors.torch_p2p import run
 
         return run
-    if name == "hooks":
-        return importlib.import_module("ringleader.torch.hooks")
+    if name in ("fsdp", "hooks"):
+        return importlib.import_module(f"ringleader.torch.{name}")
     if name == "DataParallel":
         from ringleader.torch.data_parallel import DataParallel
 

@@ -25,6 +25,7 @@ from ringleader.compress.policy import LEAST_ELEMENTS, Policy
 from ringleader.runtime.compressed import all_reduce_vector
 from ringleader.torch.futures import WorkFuture
 from ringleader.torch.process_group import ProcessGroupRingleader
+from ringleader.torch.state import arrays_to_tensors, tensors_to_arrays
 
 __all__ = [
     "CompressionHook",
@@ -51,10 +52,11 @@ Layout = tuple[str, ...]
 class CompressionHook:
     """Averages gradients with a compressor; for one model. Made by the functions of this module.
 
-    Gradients of vectors and of small parameters are sent as they are, unless a `Policy` says otherwise. The first step is not compressed: after it DDP
-    arranges its buckets anew, and what a compressor remembers belongs to an arrangement. A state that was loaded has an
-    arrangement of its own, which is kept while DDP comes back to it: training goes on with the same bits as without the
-    interruption. If DDP does not (another ``bucket_cap_mb``), memory starts anew, with one line in the log.
+    Gradients of vectors and of small parameters are sent as they are, unless a `Policy` says otherwise. The first step
+    is not compressed: after it DDP arranges its buckets anew, and what a compressor remembers belongs to an
+    arrangement. A state that was loaded has an arrangement of its own, which is kept while DDP comes back to it:
+    training goes on with the same bits as without the interruption. If DDP does not (another ``bucket_cap_mb``), memory
+    starts anew, with one line in the log.
 
     Works with ``no_sync``, the join context, unused parameters and half-precision gradients. Reductions run beside the
     backward pass, on a communicator of their own.
@@ -106,14 +108,14 @@ class CompressionHook:
     def state_dict(self) -> dict[str, Any]:
         """What the compressor remembers, on this rank; of tensors and plain values. Save it on every rank."""
         return {
-            "policy": _map_arrays(self.policy.state_dict(), lambda array: torch.from_numpy(array.copy())),
+            "policy": arrays_to_tensors(self.policy.state_dict()),
             "layout": {index: list(names) for index, names in self._layout.items()},
             "step": self._step,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`, also of a run with another number of ranks or other buckets."""
-        self.policy.load_state_dict(_map_tensors(state["policy"]))
+        self.policy.load_state_dict(tensors_to_arrays(state["policy"]))
         self._layout = {int(index): tuple(names) for index, names in state["layout"].items()}
         self._step = int(state["step"])
         self._loaded_for = _PATIENCE if self._layout else 0
@@ -234,22 +236,6 @@ def _spread(tensors: Sequence[torch.Tensor], vector: Floats) -> None:
     for x in tensors:
         x.detach().copy_(block[at : at + x.numel()].view(x.shape))
         at += x.numel()
-
-
-def _map_arrays(value: Any, function: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _map_arrays(item, function) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_map_arrays(item, function) for item in value]
-    return function(value) if isinstance(value, np.ndarray) else value
-
-
-def _map_tensors(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _map_tensors(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_map_tensors(item) for item in value]
-    return value.numpy() if isinstance(value, torch.Tensor) else value
 
 
 # ------------------------------------------------------------------------------------------------- by name
