@@ -1,9 +1,8 @@
-"""All-reduce of compressed arrays: the calls, and whether to compress at all. See docs/compression.md."""
+"""All-reduce of compressed arrays: the calls. See docs/compression.md."""
 
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import numpy as np
 from ringleader import errors
 from ringleader.compress.base import Compressor, Floats, Keyed, as_floats
 from ringleader.runtime import arrays
+from ringleader.runtime.compressed.cost import pays
 from ringleader.runtime.compressed.lane import lane_of, lane_or_none
 from ringleader.runtime.compressed.reduction import Reduction
 from ringleader.runtime.dtypes import ReduceOp, parse_op
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ringleader.runtime.communicator import Communicator
 
 __all__ = ["all_reduce", "all_reduce_vector", "pays", "transaction"]
-
-_predictions: weakref.WeakKeyDictionary[Any, dict[int, float]] = weakref.WeakKeyDictionary()
 
 
 def all_reduce(
@@ -131,7 +129,7 @@ def all_reduce_vector(
         return x.copy()
     reduction = Reduction(comm, average, compressor, key, timeout)
     with transaction(compressor, key):
-        if x.size == 0 or not pays(comm, compressor, x.nbytes):
+        if x.size == 0 or not pays(comm, compressor, x.size):
             return reduction.dense(x)
         return reduction.run(x, shape or x.shape)
 
@@ -159,31 +157,3 @@ def transaction(compressor: Compressor, key: str) -> Iterator[None]:
         compressor.roll_back(key, mark)
         raise
     compressor.commit(key)
-
-
-def pays(comm: Communicator, compressor: Compressor, nbytes: int) -> bool:
-    """Whether to compress: always, or where the cost model says that it is faster. The same on all ranks.
-
-    Examples
-    --------
-    >>> import ringleader as rl
-    >>> from ringleader.compress import FP16
-    >>> with rl.init(rank=0, size=1) as comm:
-    ...     pays(comm, FP16(), 1 << 20)
-    True
-    """
-    if compressor.always_compressed:
-        return True
-    known = _predictions.setdefault(comm, {})
-    less = max(1, int(nbytes / compressor.compression_ratio))
-    plain, compressed = (_predicted(comm, known, size) for size in (nbytes, less))
-    return compressed + nbytes * compressor.seconds_per_byte < plain
-
-
-def _predicted(comm: Communicator, known: dict[int, float], nbytes: int) -> float:
-    """Seconds of an all-reduce; looked up by powers of two, so that few are computed."""
-    power = 1 << (nbytes - 1).bit_length()
-    if power not in known:
-        found = comm.explain("all_reduce", power)
-        known[power] = min(each.cost.seconds for each in found.candidates if each.note.startswith("chosen"))
-    return known[power] * nbytes / power if nbytes > 1 << 16 else known[power]

@@ -7,7 +7,7 @@ equal order: all ranks hold the same bits.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,13 @@ from ringleader.compress.casts import Cast
 from ringleader.compress.feedback import ErrorFeedback
 from ringleader.compress.low_rank import PowerSGD
 from ringleader.compress.sparse import TopK, pack, unpack
+from ringleader.runtime.compressed.cost import scatters
 
 if TYPE_CHECKING:
     from ringleader.runtime.communicator import Communicator
 
 __all__ = ["Reduction", "shards"]
 
-# From this many ranks on summing the parts of sparse arrays sends less than gathering all of them.
-_SCATTER_FROM: Final = 5
 # For which arrays the ranks of a communicator have agreed on the number of steps.
 _agreed: weakref.WeakKeyDictionary[Communicator, weakref.WeakKeyDictionary[Counter, set[str]]] = (
     weakref.WeakKeyDictionary()
@@ -79,10 +78,8 @@ class Reduction:
         if compressor.kind == "linear":
             return self._linear(payload)
         if isinstance(compressor, TopK):
-            # Without memory whatever is in any payload must be sent again: nothing is won.
-            many = self.n >= _SCATTER_FROM and self.feedback is not None
-            scatter = compressor.exchange == "scatter" or (compressor.exchange == "auto" and many)
-            return self._scattered(compressor, payload) if scatter else self._gathered_sparse(payload)
+            scattered = scatters(compressor, self.n, remembers=self.feedback is not None)
+            return self._scattered(compressor, payload) if scattered else self._gathered_sparse(payload)
         return self._gathered(payload)
 
     def _agree_on_steps(self) -> None:

@@ -13,7 +13,8 @@ from ringleader.compress.blocks import BlockCompressor
 from ringleader.compress.feedback import ErrorFeedback
 from ringleader.compress.low_rank import PowerSGD
 from ringleader.compress.sparse import RandomK, TopK, pack, unpack
-from ringleader.runtime.compressed.entry import pays, transaction
+from ringleader.runtime.compressed.cost import pays
+from ringleader.runtime.compressed.entry import transaction
 from ringleader.runtime.compressed.reduction import Reduction, shards
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def reduce_scatter_vector(
         return x.copy()
     scatter = _Scatter(comm, average, compressor, key, timeout)
     with transaction(compressor, key):
-        if x.size == 0 or not pays(comm, compressor, x.nbytes):
+        if x.size == 0 or not pays(comm, compressor, x.size):
             return scatter.dense(x)
         return scatter.shard(x)
 
