@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import convergence_tasks as tasks
+from matplotlib.ticker import NullLocator
 from scipy import stats
 
 CONFIDENCE = 0.95
@@ -38,9 +40,11 @@ class Difference:
         error = statistics.stdev(pairs) / len(pairs) ** 0.5
         return cls(statistics.fmean(pairs), float(stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1)) * error)
 
-    def within(self, noise: float) -> bool:
-        """Whether the interval reaches zero or better, or lies below the noise."""
-        return self.mean - self.half <= 0 or self.mean + self.half <= noise
+    def verdict(self, noise: float) -> str:
+        """Whether it is as good: shown, not shown, or shown to be worse, at this confidence."""
+        if self.mean + self.half <= noise:
+            return "yes"
+        return "worse" if self.mean - self.half > 0 else "not shown"
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Line:
     accuracy_difference: Difference
     nbytes: float
     fewer: float
-    within: bool
+    verdict: str
+    diverged: int  # seeds of which the loss is no number at the end; left out of the means
 
 
 def _column(rows: list[dict[str, str]], name: str) -> list[float]:
@@ -69,9 +74,10 @@ def lines_of(rows: list[dict[str, str]]) -> tuple[list[Line], float]:
     noise = statistics.stdev(_column(base, "loss")) if len(base) > 1 else 0.0
     result = []
     for method, found in by_method.items():
-        seeds = {row["seed"] for row in found}
-        same = [row for row in base if row["seed"] in seeds]
-        found = [row for row in found if row["seed"] in {each["seed"] for each in same}]
+        finite = [row for row in found if math.isfinite(float(row["loss"]))]
+        diverged = len(found) - len(finite)
+        same = [row for row in base if row["seed"] in {each["seed"] for each in finite}]
+        found = [row for row in finite if row["seed"] in {each["seed"] for each in same}]
         loss = Difference.between(_column(found, "loss"), _column(same, "loss"))
         accuracy = Difference.between(_column(found, "accuracy"), _column(same, "accuracy"))
         nbytes = statistics.fmean(_column(found, "bytes_per_step"))
@@ -85,7 +91,8 @@ def lines_of(rows: list[dict[str, str]]) -> tuple[list[Line], float]:
                 accuracy_difference=accuracy,
                 nbytes=nbytes,
                 fewer=statistics.fmean(_column(same, "bytes_per_step")) / nbytes,
-                within=method == "none" or loss.within(noise),
+                verdict=f"diverged in {diverged}" if diverged else loss.verdict(noise),
+                diverged=diverged,
             )
         )
     return result, noise
@@ -103,10 +110,13 @@ def markdown(runs: list[dict[str, str]]) -> str:
         "`convergence_curves.csv`. DistributedDataParallel with the hooks of `ringleader.torch.hooks`. Loss and",
         "accuracy on held-out data at the end; differences to the uncompressed run with the same seed (same weights,",
         f"same batches), mean over the seeds with {CONFIDENCE:.0%} confidence intervals (Student's t). Noise: standard",
-        'deviation of the uncompressed loss over the seeds. "As good": the interval of the difference reaches zero, or',
-        "ends below the noise. Bytes: what the busiest rank really sent in a step, by the engine's counters; of such",
-        'small models the parts that are not compressed are a large share. "Alone": without the error feedback that',
-        "the compressor should have.",
+        "deviation of the uncompressed loss over the seeds.",
+        "",
+        '"As good": *yes* where the interval of the difference ends below the noise, *worse* where it begins above',
+        "zero, *not shown* where neither. Bytes: what the busiest rank sent in a step, by the engine's counters; of",
+        "such small models the parts that are not compressed are a large share. DGC has "
+        f"{tasks.DGC_RATE:g} times the learning rate.",
+        '"Alone": without the error feedback that the compressor should have.',
     ]
     for task in dict.fromkeys(row["task"] for row in runs):
         rows = [row for row in runs if row["task"] == task]
@@ -136,7 +146,7 @@ def _against(line: Line) -> list[str]:
     loss, accuracy = line.difference, line.accuracy_difference
     return [
         f"{loss.mean:+.4f} ± {loss.half:.4f}",
-        "yes" if line.within else "no",
+        line.verdict,
         f"{line.accuracy:.2%}",
         f"{100 * accuracy.mean:+.2f} ± {100 * accuracy.half:.2f}",
     ]
@@ -186,12 +196,17 @@ def _draw_differences(axes: Any, rows: list[dict[str, str]]) -> None:
     lines, noise = lines_of(rows)
     axes.axhspan(-noise, noise, color="black", alpha=0.08, label="noise between seeds")
     axes.axhline(0, color="black", linewidth=0.8)
-    for line in lines[1:]:
+    for number, line in enumerate(lines[1:]):
         color = "#c0392b" if tasks.METHODS[line.method].alone else "#0b5fa5"
         axes.errorbar(line.fewer, line.difference.mean, line.difference.half, fmt="o", ms=4, color=color, capsize=2)
         place = (line.fewer, line.difference.mean)
-        axes.annotate(line.method, place, (4, 3), textcoords="offset points", fontsize=6.5, color=color)
+        up = 4 if number % 2 else -9  # many lie close together
+        axes.annotate(line.method, place, (3, up), textcoords="offset points", fontsize=6, color=color)
     axes.set(xlabel="times fewer bytes", xscale="log")
+    axes.set_xticks([2, 4, 8, 16, 32, 64], ["2", "4", "8", "16", "32", "64"], minor=False)
+    axes.xaxis.set_minor_locator(NullLocator())
+    # Linear up to a few times the noise, where most lie; logarithmic beyond.
+    axes.set_yscale("symlog", linthresh=4 * noise or 1.0)
     axes.legend(fontsize=7.5, frameon=False, loc="upper left")
     axes.grid(alpha=0.25)
 

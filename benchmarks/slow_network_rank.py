@@ -1,6 +1,7 @@
 """One rank of the slow-network benchmark: step times of all contestants in turn, and what went over the link.
 
-Obeys lines on stdin: ``measure <rounds>`` prints a line of JSON, ``end`` ends. See `slow_network`.
+Obeys lines on stdin: ``model <name>`` and ``measure <rounds>`` are answered by a line of JSON, ``end`` ends it. See
+`slow_network`.
 """
 
 from __future__ import annotations
@@ -177,26 +178,36 @@ def measure(trainers: dict[str, Trainer], group: Any, rounds: int) -> dict[str, 
     return results
 
 
-def main() -> None:
-    """Serve: model, contestants and the size of buckets are in the arguments."""
-    kind, names, bucket_mb = sys.argv[1], sys.argv[2].split(","), float(sys.argv[3])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    group = dist.new_group(backend="ringleader")
+def prepare(kind: str, names: list[str], group: Any, bucket_mb: float) -> dict[str, Trainer]:
+    """A trainer for each contestant, after its first steps; prints what is to be known of the model."""
     trainers = {name: Trainer(name, kind, group, bucket_mb) for name in names}
     for trainer in trainers.values():
-        for _ in range(3):  # DDP arranges its buckets anew after the first, hooks compress from the second on
+        for _ in range(2):  # DDP arranges its buckets anew after the first, hooks compress from the second on
             trainer.step()
     first = next(iter(trainers.values())).model.module
     expected = {name: expected_bytes(name, first, dist.get_world_size()) for name in names}
     parameters = sum(parameter.numel() for parameter in first.parameters())
     print(json.dumps({"expected": expected, "parameters": parameters}), flush=True)
+    return trainers
+
+
+def main() -> None:
+    """Serve: contestants and the size of buckets are in the arguments."""
+    names, bucket_mb = sys.argv[1].split(","), float(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    group = dist.new_group(backend="ringleader")
+    trainers: dict[str, Trainer] = {}
     for line in sys.stdin:
-        word, *rest = line.split()
-        if word == "end":
-            break
-        print(json.dumps(measure(trainers, group, int(rest[0]))), flush=True)
-    del trainers, first, trainer  # what of DDP outlives a Gloo group makes the process abort at times
+        match line.split():
+            case ["model", kind]:
+                trainers.clear()
+                trainers = prepare(kind, names, group, bucket_mb)
+            case ["measure", rounds]:
+                print(json.dumps(measure(trainers, group, int(rounds))), flush=True)
+            case _:
+                break
+    trainers.clear()  # what of DDP outlives a Gloo group makes the process abort at times
     dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ from cases import COLLECTIVES, DTYPES, Case, cases
 from suite import CollectiveConformance
 
 import ringleader as rl
-from ringleader.algorithms import build
+from ringleader.algorithms import build, names
 from ringleader.executors import reference
 from ringleader.schedule import Builder
 
@@ -79,6 +79,11 @@ class TestTorch(CollectiveConformance):
 
     def test_groups_number_their_own_ranks(self) -> None:
         assert self.ask(4, torch_rank.in_subgroup, [3, 1]) == [None, [6.0, 40.0], None, [6.0, 40.0]]
+
+    @pytest.mark.parametrize("name", names("barrier"))
+    def test_a_barrier_waits_without_a_comparison(self, name: str) -> None:
+        times = self.ask(3, torch_rank.barrier_times, name)
+        assert max(came for came, _ in times) <= min(left for _, left in times)
 
     def test_disagreement_is_an_error_on_all_ranks(self) -> None:
         ring, tree = build("all_reduce", "ring", 3), build("all_reduce", "double_binary_tree", 3)

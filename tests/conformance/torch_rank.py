@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,18 @@ def in_subgroup(folder: str, ranks: list[int]) -> list[float] | None:
     tensor = torch.tensor([1.0 + rank, 10.0 * rank])
     rl.torch.run(build("all_reduce", "ring", len(ranks)), tensor, group)
     return [float(value) for value in tensor]
+
+
+def barrier_times(folder: str, name: str) -> tuple[float, float]:
+    """When this rank comes to a barrier, and when it may go on, by the clock of the machine. The last rank is late."""
+    rank = _join(folder)
+    schedule = build("barrier", name, dist.get_world_size())
+    rl.torch.run(schedule, None)  # all are here
+    if rank == dist.get_world_size() - 1:
+        time.sleep(0.3)
+    came = time.monotonic()
+    rl.torch.run(schedule, None, check=False)
+    return came, time.monotonic()
 
 
 def error_of(folder: str, arguments: list[tuple[Schedule, Any, str]]) -> str:

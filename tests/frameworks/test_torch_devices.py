@@ -393,7 +393,7 @@ def broken(path: str) -> str:
     if place()[0] == 1:
         register_device("cpu", lambda device: Broken())
     try:
-        with joined(path, seconds=3.0, pg_options={"device_segment": "4K"}):
+        with joined(path, pg_options={"device_segment": "4K"}):
             try:
                 dist.all_reduce(torch.ones(5000))
             except RuntimeError as error:

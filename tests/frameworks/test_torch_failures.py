@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch_support import ENV, Ranks, joined
+from torch_support import ENV, Ranks, joined, timed_barrier
 
 import ringleader as rl
 
@@ -48,7 +48,7 @@ def late(path: str, how: str) -> tuple[str, float, bool]:
         started = time.monotonic()
         call = {
             "group": lambda: dist.all_reduce(torch.ones(3)),
-            "barrier": lambda: dist.barrier(timeout=timedelta(seconds=1)),
+            "barrier": lambda: timed_barrier(1),
             "wait": lambda: dist.all_reduce(torch.ones(3), async_op=True).wait(timedelta(seconds=1)),
             "future": lambda: dist.all_reduce(torch.ones(3), async_op=True).get_future().wait(),
         }[how]

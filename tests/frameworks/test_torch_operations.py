@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch_support import Ranks, data, joined
+from torch_support import TORCH, Ranks, data, joined, timed_barrier
 
 import ringleader as rl
 
@@ -446,9 +446,10 @@ def check_functional(path: str) -> None:
         a, b = functional.all_reduce_coalesced([x, x.double()], "max", group)
         same(a.clone(), torch.arange(n * 2.0) + n - 1)
         same(b.clone(), (torch.arange(n * 2.0) + n - 1).double())
-        leaf = torch.ones(3, requires_grad=True)
-        functional.all_reduce(leaf * (rank + 1), "sum", group).sum().backward()
-        assert leaf.grad is not None
+        if TORCH >= (2, 7):  # torch 2.6 has no derivative of it
+            leaf = torch.ones(3, requires_grad=True)
+            functional.all_reduce(leaf * (rank + 1), "sum", group).sum().backward()
+            assert leaf.grad is not None
 
 
 def check_sparse(path: str) -> None:
@@ -510,7 +511,7 @@ def check_barrier_and_names(path: str) -> float:
         started = time.monotonic()
         if rank == 1:
             time.sleep(0.5)
-        dist.barrier(timeout=timedelta(seconds=15))
+        timed_barrier(15)
         waited = time.monotonic() - started
         group = dist.distributed_c10d._get_default_group()
         assert dist.get_backend() == "ringleader" and group.name() == "ringleader"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ import torch.distributed as dist
 import ringleader as rl
 
 torch.set_num_threads(1)
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+"""The release of torch, for what only later ones have."""
 
 _PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_PATHS)}
@@ -48,6 +52,16 @@ class Ranks:
 
 def place() -> tuple[int, int]:
     return int(os.environ["RINGLEADER_RANK"]), int(os.environ["RINGLEADER_SIZE"])
+
+
+def timed_barrier(seconds: float) -> None:
+    """`torch.distributed.barrier` with a time limit, which early releases have in the group's method only."""
+    if "timeout" in inspect.signature(dist.barrier).parameters:
+        dist.barrier(timeout=timedelta(seconds=seconds))
+    else:
+        options = dist.BarrierOptions()
+        options.timeout = timedelta(seconds=seconds)
+        dist.group.WORLD.barrier(options).wait()
 
 
 @contextlib.contextmanager

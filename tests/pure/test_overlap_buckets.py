@@ -126,6 +126,26 @@ def test_thousand_gradients(slowdown: float) -> None:
     assert plan.exposed < 0.9 * min(other.exposed for other in plan.compared.values())
 
 
+@settings(max_examples=60, deadline=None)
+@given(timelines(), curves(), conditions, st.sampled_from([0.1, 0.5, 2.0]))
+def test_margin_is_the_best_plan_for_higher_costs(
+    line: Timeline, cost: CostCurve, with_: Conditions, margin: float
+) -> None:
+    kinds = {"launch": with_.launch, "slowdown": with_.slowdown}
+    plan = plan_buckets(line, cost, with_.overhead, margin=margin, **kinds)
+    dearer = cost.scaled(1 + margin)
+    assert simulate(line, plan.buckets, dearer, with_).finish == planned(line, dearer, with_).simulated.finish
+    assert plan.simulated.finish == simulate(line, plan.buckets, cost, with_).finish
+
+
+def test_margin_keeps_a_distance() -> None:
+    """Three buckets fit exactly between their neighbours; with a margin the middle one is sent earlier, in parts."""
+    line = Timeline(["c", "b", "a"], [10, 10, 1], [0.0, 1.0, 2.0], backward_end=2.0)
+    cost = CostCurve.affine(0.0, 0.05)
+    assert plan_buckets(line, cost).buckets == ((0, 1), (2,))
+    assert plan_buckets(line, cost, margin=0.2).buckets == ((0,), (1,), (2,))
+
+
 def test_same_numbers_same_plan() -> None:
     line = random_line(300, 7)
     cost = CostCurve.fit([(1 << k, 3e-5 + (1 << k) * 1.1e-9) for k in range(10, 25)])
@@ -228,6 +248,8 @@ def test_wrong_arguments() -> None:
         plan_of(line, [[0, 1], [1]], cost)
     with pytest.raises(InvalidArgument, match="slowdown of 1 or more"):
         plan_buckets(line, cost, slowdown=0.5)
+    with pytest.raises(InvalidArgument, match="margin is -1"):
+        plan_buckets(line, cost, margin=-1)
     with pytest.raises(InvalidArgument, match="1 to 16"):
         brute_force(random_line(17, 0), cost)
     with pytest.raises(InvalidArgument, match="at least 1"):
@@ -241,6 +263,8 @@ def test_wrong_arguments() -> None:
         ((["a", "b"], [1, 2], [1.0, 0.5]), "Timeline.sorted"),
         ((["a"], [-1], [0.0]), "none negative"),
         ((["a"], [1], [float("nan")]), "finite"),
+        ((["a"], ["many"], [1.0]), "not the numbers"),
+        ((["a"], [1], [1.0], None, [1]), "not the numbers"),
         ((["a"], [1], [1.0], [0.0], 0.5), "at least the last ready"),
         ((["a"], [1], [1.0], [2.0], 1.0, 1.0), "at least the last needed"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,9 +125,9 @@ def test_if_ranks_compute_different_plans_all_cut_where_anyone_does() -> None:
     def body(rank: int) -> object:
         cost = CostCurve.affine([1e-5, 5e-3][rank], 8e-10)
         planner = Planner(NAMES, SIZES, cost, world.agree(rank), settings=Settings(0, 1))
-        planner.record(step())
+        planner.record(replace(step(), sent=()))
         alone = Planner(NAMES, SIZES, cost, settings=Settings(0, 1))
-        alone.record(step())
+        alone.record(replace(step(), sent=()))
         return planner.buckets, alone.buckets
 
     (together, mine), (also, theirs) = world.run(body)  # type: ignore[misc]
@@ -199,6 +200,16 @@ def test_drift_that_ends_in_time_is_forgotten() -> None:
     assert planner.plans == 1
 
 
+def test_quiet_and_busy_steps_are_not_compared() -> None:
+    planner = single()
+    feed(planner, 4)
+    feed(planner, 40, scale=1.4, quiet=False)
+    plans = planner.plans
+    feed(planner, 40, scale=1.0, quiet=True)  # the program has stopped sending beside computing
+    feed(planner, 40, scale=1.4, quiet=False)
+    assert planner.plans == plans
+
+
 def test_drift_that_changes_nothing_keeps_the_buckets() -> None:
     planner = single(cost=CostCurve.affine(1e-6, 1e-13))  # one bucket a layer or so costs nothing
     feed(planner, 30, quiet=False)
@@ -221,6 +232,14 @@ def test_costs_are_corrected_by_what_was_sent() -> None:
     assert planner.cost(100_000) == pytest.approx(6 * COST(100_000))
     assert planner.plan.exposed > assumed
     assert feed(planner, 60, quiet=False, cost=6.0) == []
+
+
+def test_costs_are_corrected_before_the_first_plan() -> None:
+    planner = single()
+    assert feed(planner, 4, cost=3.0) == [4]
+    assert planner.plan is not None
+    assert planner.plan.cost(100_000) == pytest.approx(3 * COST(100_000))
+    assert feed(planner, 40, cost=3.0, quiet=False) == []
 
 
 def test_of_costs_the_fastest_rank_counts() -> None:

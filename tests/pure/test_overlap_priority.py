@@ -105,6 +105,16 @@ def test_simulation_keeps_the_rules(line: Timeline, latency: int, size: int, ahe
     assert (again.end == played.end).all()  # the order, kept by every rank, gives the same
 
 
+def test_bound_holds_for_costs_that_rise_faster_than_sizes() -> None:
+    """Caches: small all-reduces cost less a byte than a large one."""
+    line = layers()
+    cost = CostCurve((1 << 16, 1 << 20, 1 << 24), (1e-4, 4e-3, 0.3))
+    plan = plan_priority(line, cost)
+    assert plan.yardstick <= plan.bound + 1e-9
+    assert plan.bound <= plan.exposed + 1e-9
+    assert plan.size == 1 << 16
+
+
 def test_urgent_overtakes_what_is_not_started() -> None:
     line = Timeline(["back", "front"], [100, 10], [1.0, 3.0], [1.0, 0.0], backward_end=3.0, forward=2.0)
     cost = CostCurve.affine(0.0, 0.1)  # the back takes ten seconds

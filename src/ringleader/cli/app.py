@@ -238,6 +238,26 @@ def tune(
 
 
 @app.command()
+def overlap(
+    timeline: Annotated[Path, typer.Argument(help="JSON of a Timeline: when gradients are ready.")],
+    bench_json: Annotated[
+        Path | None, typer.Option("--bench", help="What bench --json wrote: the cost of all-reduces.")
+    ] = None,
+    latency: Annotated[float, typer.Option(help="Without --bench: microseconds of any all-reduce.")] = 50.0,
+    bandwidth: Annotated[float, typer.Option(help="Without --bench: GB/s of a large one.")] = 1.0,
+    overhead: Annotated[float, typer.Option(min=0, help="More microseconds of each bucket.")] = 0.0,
+    launch: Annotated[float, typer.Option(min=0, help="Microseconds that starting one takes from computing.")] = 0.0,
+    slowdown: Annotated[float, typer.Option(min=1, help="Computing takes so many times as long beside it.")] = 1.0,
+    priority: Annotated[bool, typer.Option("--priority", help="Overlap the next forward pass instead.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw the plan here (png, svg, pdf).")] = None,
+) -> None:
+    """Show the buckets with the least exposed communication for a timeline, against fixed ones."""
+    from ringleader.cli.overlap import Costs, run_overlap
+
+    run_overlap(timeline, Costs(bench_json, latency, bandwidth, overhead, launch, slowdown), priority, picture)
+
+
+@app.command()
 def export(
     name: Annotated[str, typer.Argument(help="Algorithm, with parameters: ring:segments=4.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="File: .xml for MSCCL, .json for a schedule.")],

@@ -2,12 +2,18 @@
 
 Each step of the schedule is one ``batch_isend_irecv``; reductions are torch operators on this rank's own device, in the
 order that the schedule says, so the result has the same bits as that of every other executor.
+
+On a GPU all of it is enqueued in the current stream: over NCCL ``work.wait()`` makes that stream wait, not the host;
+torch's allocator knows which stream uses what is made here. Only a barrier, and the comparison of the ranks'
+calls, block the host.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -108,14 +114,50 @@ def run(
     """
     rank = dist.get_rank(group)
     call = _described(schedule, tensor, out, dist.get_world_size(group), rank, op)
-    if check:
-        calls: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(calls, call, group)
-        _agree(calls)
-    elif call.problem is not None:
-        raise call.problem
-    _proved(schedule)
-    return _Run(schedule, rank, group, tensor, out, call.op).result()
+    device = _device_for(group, tensor if tensor is not None else out)
+    with _current(device):
+        if check:
+            calls: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(calls, call, group)
+            _agree(calls)
+        elif call.problem is not None:
+            raise call.problem
+        else:
+            _connect(group, device)
+        _proved(schedule)
+        return _Run(schedule, rank, group, tensor, out, call.op, device).result()
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+
+_connected: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _device_for(group: dist.ProcessGroup | None, tensor: torch.Tensor | None) -> torch.device:
+    """Where messages are: where the tensor is; for a barrier, which has none, where the backend can send from."""
+    if tensor is not None:
+        return tensor.device
+    kinds = [each.type for each in (group or dist.distributed_c10d._get_default_group())._device_types]
+    if not kinds or "cpu" in kinds:
+        return torch.device("cpu")
+    return torch.empty(0, device=kinds[0]).device
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """The device as the current one: collectives of objects use that one, whatever the tensors of the call."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _connect(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Let all ranks do something together, once per group.
+
+    NCCL connects a group in its first operation, which therefore must be one of all its ranks; in a step of a schedule
+    some ranks may have nothing to do.
+    """
+    pg = group or dist.distributed_c10d._get_default_group()
+    if device.type != "cpu" and pg not in _connected:
+        dist.all_reduce(torch.zeros(1, dtype=torch.uint8, device=device), group=group)
+        _connected.add(pg)
 
 
 @functools.lru_cache(maxsize=256)
@@ -221,14 +263,16 @@ class _Run:
         tensor: torch.Tensor | None,
         out: torch.Tensor | None,
         op: ReduceOp | None,
+        device: torch.device,
     ) -> None:
         self.schedule, self.rank, self.group, self.tensor, self.out = schedule, rank, group, tensor, out
-        model = tensor if tensor is not None else out if out is not None else torch.empty(0, dtype=torch.uint8)
-        self.dtype, self.device = model.dtype, model.device
+        model = tensor if tensor is not None else out
+        self.dtype, self.device = torch.uint8 if model is None else model.dtype, device
         name = "" if op is None else op.name
         self.op = _BOOL_OPS.get(name, name) if self.dtype is torch.bool else name
         self.factor = 1.0 if op is None else op.factor
-        self.count = _checked(schedule, tensor, out, rank)[0] or 0
+        # A barrier's messages are one byte: there are none of zero bytes.
+        self.count = 1 if model is None else _checked(schedule, tensor, out, rank)[0] or 0
         m = schedule.chunks_per_block
         size, longer = divmod(self.count, m)
         self.sizes = [size + (index < longer) for index in range(m)]  # by index within the block
@@ -245,7 +289,7 @@ class _Run:
     def _load(self) -> None:
         collective = self.schedule.collective
         if collective is Collective.BARRIER:
-            self.chunks[Buffer.DATA, 0] = torch.empty(0, dtype=torch.uint8)
+            self.chunks[Buffer.DATA, 0] = torch.zeros(1, dtype=torch.uint8, device=self.device)
         elif collective not in (Collective.BROADCAST, Collective.SCATTER) or self.rank == self.schedule.root:
             assert self.tensor is not None
             buffer = Buffer.INPUT if collective is Collective.ALL_TO_ALL else Buffer.DATA
@@ -311,6 +355,8 @@ class _Run:
     def result(self) -> torch.Tensor | None:
         """This rank's result, in the memory where the caller wants it."""
         collective = self.schedule.collective
+        if collective is Collective.BARRIER and self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
         if collective is Collective.BARRIER or (collective in _AT_ROOT and self.rank != self.schedule.root):
             return None
         block = collective in (Collective.REDUCE_SCATTER, Collective.SCATTER)

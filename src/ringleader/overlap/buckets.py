@@ -32,7 +32,7 @@ class BucketPlan:
     compared
         The step with other buckets, by their name: those of fixed sizes, one for each gradient, a single one.
     exact
-        No better plan exists in the model (see `ringleader.overlap.programme`).
+        No better plan exists in the model (see `ringleader.overlap.programme`), for costs with the margin.
     """
 
     timeline: Timeline
@@ -86,6 +86,7 @@ def plan_buckets(
     *,
     launch: float = 0.0,
     slowdown: float = 1.0,
+    margin: float = 0.0,
 ) -> BucketPlan:
     """The buckets with the least exposed time, and of those the fewest.
 
@@ -97,6 +98,10 @@ def plan_buckets(
         Of one all-reduce.
     overhead, launch, slowdown
         See `Conditions`.
+    margin
+        Choose as if all-reduces cost ``1 + margin`` times as much: of plans that are alike as long as nothing takes
+        longer than expected, that leaves one that is still good if something does. The plan says what is expected of
+        it at `cost` itself.
 
     Returns
     -------
@@ -124,8 +129,10 @@ def plan_buckets(
     if not len(timeline):
         raise InvalidArgument("the timeline has no gradients; expected at least one")
     conditions = Conditions(overhead, launch, slowdown)
+    if not 0 <= margin < 100:
+        raise InvalidArgument(f"margin is {margin}; expected a share of the cost, of at least 0")
     others = [((0, len(timeline)),), *_distinct_fixed(timeline)]
-    spans, exact = Problem(timeline, cost, conditions).best(others)
+    spans, exact = Problem(timeline, cost.scaled(1.0 + margin), conditions).best(others)
     return plan_of(timeline, [range(i, j) for i, j in spans], cost, conditions, exact)
 
 

@@ -70,6 +70,8 @@ class Settings:
         Looks in a row that must find a drift before a new plan is made.
     gain
         Seconds that a new plan must save per step, as a fraction of the backward pass: new buckets are new memory.
+    margin
+        See `plan_buckets`.
     """
 
     warmup: int = 2
@@ -78,9 +80,13 @@ class Settings:
     threshold: float = 0.15
     patience: int = 2
     gain: float = 0.005
+    margin: float = 0.25
 
     def __post_init__(self) -> None:
-        if min(self.warmup, self.threshold, self.gain) < 0 or min(self.window, self.interval, self.patience) < 1:
+        if (
+            min(self.warmup, self.threshold, self.gain, self.margin) < 0
+            or min(self.window, self.interval, self.patience) < 1
+        ):
             raise InvalidArgument(f"{self}; expected window, interval and patience of at least 1 and nothing negative")
 
 
@@ -210,8 +216,10 @@ class Planner:
     def _decide(self, merged: _Merged) -> bool:
         if self.plan is None or self._base is None:
             self._base = merged
+            self._correct(merged)
             return self._replan("first plan", always=True)
-        if self._reference is None:
+        if self._reference is None or self._reference.quiet != merged.quiet:
+            # Nothing of its kind to compare with: that communication has begun, or ended, beside computing is no drift.
             self._reference = merged
             return False if self._learned else self._learn(merged)
         drift = merged.distance(self._reference)
@@ -234,8 +242,7 @@ class Planner:
         assert self.plan is not None and self._base is not None
         self._learned = True
         reasons = []
-        if abs(merged.cost_ratio - 1) > self.settings.threshold:
-            self.cost = self.cost.scaled(merged.cost_ratio)
+        if self._correct(merged):
             self._reference = replace(merged, cost_ratio=1.0)
             reasons.append(f"all-reduces take {merged.cost_ratio:.2f} times as long as expected")
         if self._base.quiet and not merged.quiet:
@@ -245,6 +252,13 @@ class Planner:
                 self.conditions = replace(self.conditions, slowdown=slowdown)
                 reasons.append(f"computing takes {slowdown:.2f} times as long beside them")
         return self._replan("; ".join(reasons)) if reasons else False
+
+    def _correct(self, merged: _Merged) -> bool:
+        """Scale the cost to what was measured if that is something else. Whether it was."""
+        if abs(merged.cost_ratio - 1) <= self.settings.threshold:
+            return False
+        self.cost = self.cost.scaled(merged.cost_ratio)
+        return True
 
     def _replan(self, why: str, always: bool = False) -> bool:
         """Make a plan; take it if it changes something that matters."""
@@ -259,7 +273,9 @@ class Planner:
             max(base.forward, base.needed.max()),
         )
         c = self.conditions
-        plan = plan_buckets(line, self.cost, c.overhead, launch=c.launch, slowdown=c.slowdown)
+        plan = plan_buckets(
+            line, self.cost, c.overhead, launch=c.launch, slowdown=c.slowdown, margin=self.settings.margin
+        )
         if not always:
             kept = self._still(line, order)
             if kept is not None and kept.exposed - plan.exposed <= self.settings.gain * line.backward_end:

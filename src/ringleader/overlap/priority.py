@@ -38,7 +38,7 @@ from ringleader.overlap.timeline import Timeline, nanoseconds
 __all__ = ["Played", "PriorityPlan", "plan_priority", "preemptive_bound", "simulate_priority"]
 
 KIB, MIB = 1 << 10, 1 << 20
-_SIZES = tuple(64 * KIB << k for k in range(9))
+_SIZES = tuple(int(16 * 2 ** (k / 4)) * 4 * KIB for k in range(35))  # 64 KiB to 23 MiB, four to an octave
 _IN_FLIGHT = (1, 2, 4)
 _MOST_PARTITIONS = 4096
 
@@ -179,11 +179,11 @@ def _run(
 
 
 def preemptive_bound(timeline: Timeline, cost: CostCurve) -> float:
-    """Exposed seconds that no order can go below, if all gradients together cost one all-reduce of their bytes.
+    """Exposed seconds that no partitions in any order can go below.
 
-    Each tensor is given its share of that time by its bytes, and transfers may be interrupted anywhere: earliest due
-    first is then optimal. It is at least ``max(0, communication - computing)``, and usually more: what is ready last is
-    due first.
+    Every byte is given the least time that a byte takes in an all-reduce of any size up to all of them, and transfers
+    may be interrupted anywhere: earliest due first is then optimal. It is at least ``max(0, communication -
+    computing)``, and usually more: what is ready last is due first.
 
     References
     ----------
@@ -197,7 +197,7 @@ def preemptive_bound(timeline: Timeline, cost: CostCurve) -> float:
     """
     if not timeline.total:
         return 0.0
-    left = (cost(timeline.total) * timeline.nbytes / timeline.total).tolist()
+    left = (_seconds_per_byte(timeline, cost) * timeline.nbytes).tolist()
     due = (timeline.backward_end + timeline.needed).tolist()
     waiting: list[tuple[float, int]] = []
     now = late = 0.0
@@ -213,6 +213,12 @@ def preemptive_bound(timeline: Timeline, cost: CostCurve) -> float:
                 heapq.heappop(waiting)
                 late = max(late, now - due[number])
     return late
+
+
+def _seconds_per_byte(timeline: Timeline, cost: CostCurve) -> float:
+    """The least over all sizes. Between knots the cost is linear, so time per byte has no minimum inside."""
+    sizes = [size for size in cost.sizes if 0 < size < timeline.total] + [timeline.total]
+    return min(cost(size) / size for size in sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +238,7 @@ class PriorityPlan:
     exposed
         Seconds that backward and next forward take longer than without communication.
     yardstick
-        ``max(0, communication - computing)``: one all-reduce of everything, against backward and forward.
+        ``max(0, communication - computing)``: all bytes in all-reduces of the best size, against backward and forward.
     bound
         See `preemptive_bound`.
     compared
@@ -268,7 +274,7 @@ class PriorityPlan:
         --------
         >>> line = Timeline(["b", "a"], [1 << 20, 1 << 16], [0.01, 0.02], [0.01, 0.0], backward_end=0.02, forward=0.02)
         >>> print(plan_priority(line, CostCurve.affine(1e-4, 1e-8)).table().splitlines()[0].partition(":")[0])
-        17 partitions of at most 64.0 KiB, 1 in flight
+        13 partitions of at most 88.0 KiB, 1 in flight
         """
         from ringleader.overlap.render import priority_table
 
@@ -338,6 +344,7 @@ def plan_priority(
         "in the order of readiness": fifo.exposed,
         "forward waits for all": max(0.0, float(fifo.end.max()) - timeline.backward_end),
     }
-    yardstick = max(0.0, cost(timeline.total) - timeline.backward_end - timeline.forward)
+    communication = timeline.total * _seconds_per_byte(timeline, cost)
+    yardstick = max(0.0, communication - timeline.backward_end - timeline.forward)
     bound = preemptive_bound(timeline, cost)
     return PriorityPlan(timeline, parts, played.order, size, key[2] * size, played.exposed, yardstick, bound, compared)

@@ -199,8 +199,13 @@ class Problem:
 
 def _front(ends: NDArray[np.int64], second: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
     """Which labels no other one beats in both numbers, by rising `ends`; of equals the one with the fewest buckets."""
-    order = np.lexsort((count, second, ends))
+    if not len(ends):
+        return np.zeros(0, np.int64)
+    # Most labels are beaten by the one that ends first, or by the one with the least second number: sort only the rest.
+    first = second[ends == ends.min()].min()
+    least = ends[second == second.min()].min()
+    left = np.flatnonzero((second <= first) & (ends <= least))
+    order = left[np.lexsort((count[left], second[left], ends[left]))]
     sorted_second = second[order]
-    least = np.minimum.accumulate(sorted_second)
-    better = np.concatenate(([True], sorted_second[1:] < least[:-1])) if len(order) else np.zeros(0, bool)
-    return order[better]
+    before = np.minimum.accumulate(sorted_second)[:-1]
+    return order[np.concatenate(([True], sorted_second[1:] < before))]

@@ -44,7 +44,8 @@ def table(plan: BucketPlan) -> str:
             break
         ready = float(line.ready[list(bucket)].max())
         start, end = float(played.start[number]), float(played.end[number])
-        times = "".join(f" {value * 1e3:9.2f}" for value in (ready, start, end, start - ready))
+        waits = max(0.0, start - ready)  # simulated times are whole nanoseconds
+        times = "".join(f" {value * 1e3:9.2f}" for value in (ready, start, end, waits))
         size = _bytes(int(line.nbytes[list(bucket)].sum()))
         lines.append(f"{number:6} {len(bucket):9} {size:>10}{times}  {_span(line.names, bucket)}")
     lines.append(f"{'':16} {'buckets':>8} {'exposed ms':>11} {'busy ms':>9}")

@@ -79,10 +79,13 @@ class Timeline:
         backward_end: float | None = None,
         forward: float | None = None,
     ) -> None:
-        sizes, when = np.array(nbytes, np.int64).reshape(-1), np.array(ready, np.float64).reshape(-1)
-        first_use = np.zeros(len(sizes)) if needed is None else np.array(needed, np.float64).reshape(-1)
-        end = float(when[-1]) if backward_end is None and len(when) else float(backward_end or 0.0)
-        length = float(first_use.max(initial=0.0)) if forward is None else float(forward)
+        try:
+            sizes, when = np.array(nbytes, np.int64).reshape(-1), np.array(ready, np.float64).reshape(-1)
+            first_use = np.zeros(len(sizes)) if needed is None else np.array(needed, np.float64).reshape(-1)
+            end = float(when.max(initial=0.0)) if backward_end is None else float(backward_end)
+            length = float(first_use.max(initial=0.0)) if forward is None else float(forward)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"not the numbers of a timeline: {error}") from None
         for name, value in {
             "names": tuple(map(str, names)),
             "nbytes": sizes,

@@ -226,6 +226,10 @@ SETTINGS: tuple[Setting, ...] = (
         "GPU tensors travel through the host in pieces of so many bytes; the least of all ranks (docs/gpu.md).",
     ),
     Setting(
+        "INSIDE", _choice("off", "auto", "nccl", "gloo"), "off, auto, nccl or gloo", "off",
+        "PyTorch: which other backend reduces inside a host; auto: NCCL on GPUs, else Gloo (docs/gpu.md).",
+    ),
+    Setting(
         "SPIN_US", _integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
         "How long a wait spins before it yields.",
     ),
@@ -337,6 +341,7 @@ class Config:
     inline_limit: int = 8 << 10
     p2p_buffsize: int = 64 << 10
     device_segment: int = 4 << 20
+    inside: str = "off"
     spin_us: int | None = None
     yield_us: int | None = None
     timeout: float = 600.0

@@ -19,10 +19,21 @@ if TYPE_CHECKING:
     from ringleader.torch import fsdp, hooks
     from ringleader.torch.data_parallel import DataParallel
     from ringleader.torch.ddp import register_ddp
+    from ringleader.torch.devices.hook import hierarchical, hierarchical_hook
 
 register()
 
-__all__ = ["DataParallel", "fsdp", "hooks", "init_process_group", "register", "register_ddp", "run"]
+__all__ = [
+    "DataParallel",
+    "fsdp",
+    "hierarchical",
+    "hierarchical_hook",
+    "hooks",
+    "init_process_group",
+    "register",
+    "register_ddp",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -40,4 +51,6 @@ def __getattr__(name: str) -> Any:
         from ringleader.torch.ddp import register_ddp
 
         return register_ddp
+    if name in ("hierarchical", "hierarchical_hook"):
+        return getattr(importlib.import_module("ringleader.torch.devices.hook"), name)
     raise AttributeError(f"module 'ringleader.torch' has no attribute {name!r}")

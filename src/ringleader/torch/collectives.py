@@ -57,7 +57,7 @@ def reduce_op(op: Any) -> ReduceOp:
     if found is not None:
         return found
     if hash(op) == _PREMUL_SUM:
-        return premul_sum(float(op.factor))
+        return premul_sum(float(op.factor if hasattr(op, "factor") else op.__getstate__()[1]))  # not yet in torch 2.6
     raise errors.UnsupportedType(f"unknown reduction {op!r}; expected an operator of torch.distributed.ReduceOp")
 
 

@@ -133,7 +133,8 @@ def compress_gradients(
         replace = getattr(module, "set_custom_reduce_scatter", None)
         if replace is None:
             raise errors.InvalidArgument(
-                f"torch {torch.__version__} does not let FSDP's reduce-scatter be replaced; expected 2.8 or newer"
+                f"torch {torch.__version__} does not let FSDP's reduce-scatter be replaced; expected a release "
+                "whose FSDPModule has set_custom_reduce_scatter, as 2.13 has"
             )
         replace(_ReduceScatter(name, policy))
     return ShardedCompression(policy)

@@ -10,12 +10,13 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ringleader import errors
 from ringleader.runtime.communicator import CLOSE_LIMIT, Communicator
@@ -56,6 +57,8 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         Global ranks of the members; empty for the group of all.
     settings
         Settings of docs/configuration.md, by their names in lower case.
+    hosts
+        With the setting `inside`: a number for each rank, equal for those of one host; default: who shares memory.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         name: str,
         ranks: list[int],
         settings: Mapping[str, object],
+        hosts: Sequence[int] | None = None,
     ) -> None:
         dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._store = rank, size, store
@@ -81,7 +85,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         self._devices = kinds()
         try:
             self._main = self._form(self._title)
-            self._detour = detour_for(self, config.device_segment)
+            self._detour = detour_for(self, config, hosts)
         except BaseException:
             self._job.close()
             raise
@@ -232,6 +236,8 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         """Fail everything in flight, on all ranks; torch calls it from any thread."""
         for each in self._channels():
             each.comm.abort(f"rank {self._rank} called abort() on {self._title}")
+        if self._detour is not None:
+            self._detour.abort()
 
     def shutdown(self) -> None:
         """Leave the group; `destroy_process_group` calls it.
@@ -256,7 +262,8 @@ def create(options: Any, backend_options: Any) -> ProcessGroupRingleader:
     options
         `torch._C._distributed_c10d._DistributedBackendOptions`.
     backend_options
-        What the user gave as ``pg_options=``: None, or a mapping of settings as for `ringleader.init`.
+        What the user gave as ``pg_options=``: None, or a mapping of settings as for `ringleader.init`, which may have
+        ``hosts`` too.
     """
     settings = {} if backend_options is None else backend_options
     if not isinstance(settings, Mapping):
@@ -271,11 +278,29 @@ def create(options: Any, backend_options: Any) -> ProcessGroupRingleader:
             options.timeout,
             options.group_id,
             list(options.global_ranks_in_group),
-            settings,
+            {name: value for name, value in settings.items() if name != "hosts"},
+            settings.get("hosts"),
         )
     except errors.RingleaderError as error:
         raise torch_error(error) from error
 
+
+def _end_groups_with_torch_26() -> None:
+    """Let torch 2.6's `destroy_process_group`, which ends NCCL's groups only, end ours; later ones call `shutdown`."""
+    ends = getattr(c10d, "_shutdown_backend", None)
+    if ends is None:
+        return
+
+    def shutdown_backend(pg: Any) -> None:
+        if isinstance(pg, ProcessGroupRingleader):
+            pg.shutdown()
+        else:
+            ends(pg)
+
+    c10d._shutdown_backend = shutdown_backend  # type: ignore[attr-defined]
+
+
+_end_groups_with_torch_26()
 
 _OURS = [channel, collectives, exchange, futures, profiling, registered, sparse, tensors, work, sys.modules[__name__]]
 skip_frames(_OURS)

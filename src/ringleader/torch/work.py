@@ -6,8 +6,10 @@ first: a thread that waits, one that polls, or the thread that completes futures
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
@@ -24,6 +26,11 @@ from ringleader.torch.profiling import Recording
 __all__ = ["CompositeWork", "Holder", "RingleaderWork", "seconds_of"]
 
 Store = Callable[[], object]
+
+# torch 2.6's C++ (DDP, functional collectives) holds the C++ half of a work only: if Python's half is gone when it
+# waits, it waits in the base class, for ever. From 2.7 on it holds both.
+_HALF_HELD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+_REMEMBERED = 1024  # completed works that stay for it
 
 
 def seconds_of(limit: timedelta | None) -> float:
@@ -237,13 +244,15 @@ class Holder:
     def __init__(self) -> None:
         self._live: dict[int, RingleaderWork] = {}  # single operations on it are atomic
         self._limit = 64
+        self._completed: deque[RingleaderWork] | None = deque(maxlen=_REMEMBERED) if _HALF_HELD else None
+        self._released = 0
 
     def hold(self, work: RingleaderWork) -> RingleaderWork:
         """Hold `work` until it is complete, and return it."""
         live = self._live
         try:
             while live and (first := next(iter(live.values()))).is_completed():
-                live.pop(id(first), None)
+                self._release(first)
         except (RuntimeError, StopIteration):  # another thread changed the dictionary: the next call prunes
             pass
         if len(live) >= self._limit:
@@ -262,9 +271,24 @@ class Holder:
             with suppress(errors.RingleaderError):  # who waits for the work gets to know
                 each.wait(timedelta(seconds=left))
         self.sweep()
+        self._forget_tensors()
 
     def sweep(self) -> None:
         """Let go of all that is complete."""
         for each in list(self._live.values()):
             if each.is_completed():
-                self._live.pop(id(each), None)
+                self._release(each)
+
+    def _release(self, work: RingleaderWork) -> None:
+        self._live.pop(id(work), None)
+        if self._completed is not None:
+            self._completed.append(work)
+            self._released += 1
+            if self._released % 64 == 0:
+                self._forget_tensors()
+
+    def _forget_tensors(self) -> None:
+        """Let go of the results of completed works that nobody else in Python has: C++ only waits for them."""
+        for each in list(self._completed or ()):
+            if sys.getrefcount(each) <= 4:  # in the deque, in the list, in `each`, as argument
+                each.outputs, each._future = [], None

@@ -14,10 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ringleader import errors
+from ringleader.runtime.config import Config
 from ringleader.torch.devices.device import Device, Event, kinds
-from ringleader.torch.devices.memory import HostBuffers
+from ringleader.torch.devices.hierarchy import Hierarchy
+from ringleader.torch.devices.memory import buffers_of
 from ringleader.torch.devices.pump import Pump, pumping
 from ringleader.torch.devices.staging import IN, OUT, Twins, arguments_of, roles_of, single_device
+from ringleader.torch.devices.two_levels import offer
 from ringleader.torch.devices.work import LaterWork, device_error
 from ringleader.torch.futures import callback_owner, tensors_in
 from ringleader.torch.tensors import direct
@@ -28,32 +32,35 @@ __all__ = ["SEGMENTED", "Detour", "detour_for"]
 SEGMENTED: Final = frozenset({"allreduce", "average", "broadcast", "reduce"})
 """Operations on each element by itself: one tensor may be cut anywhere."""
 
-_buffers: dict[int, tuple[Device, HostBuffers]] = {}
 _lock = threading.Lock()
 
 
-def _buffers_of(device: Device) -> HostBuffers:
-    with _lock:
-        found = _buffers.get(id(device))
-        if found is None or found[0] is not device:
-            found = _buffers[id(device)] = (device, HostBuffers(device))
-        return found[1]
-
-
-def detour_for(group: Any, segment: int) -> Detour | None:
-    """The group's detour; None where no rank has devices. Every rank of the group calls it.
+def detour_for(group: Any, config: Config, hosts: Sequence[int] | None) -> Detour | None:
+    """The group's detour; None where no rank has devices, and no other backend is inside. Every rank calls it.
 
     Parameters
     ----------
     group
         A `ProcessGroupRingleader`.
-    segment
-        Most bytes of a segment, as this rank was told; the group uses the least of all ranks'.
+    config
+        This rank's settings. Of the ranks' sizes of segments the group uses the least.
+    hosts
+        See `Hierarchy`.
     """
     comm = group.communicator
-    mine = np.array([bool(kinds()), segment], np.int64)
-    told = comm.all_gather(mine).reshape(comm.size, 2) if comm.size > 1 else mine.reshape(1, 2)
-    return Detour(group, int(told[:, 1].min())) if told[:, 0].any() else None
+    wanted = config.inside != "off"
+    mine = np.array([bool(kinds()), config.device_segment, wanted], np.int64)
+    told = comm.all_gather(mine).reshape(comm.size, 3) if comm.size > 1 else mine.reshape(1, 3)
+    if len(set(told[:, 2])) > 1:
+        raise errors.InvalidArgument(
+            f"inside (RINGLEADER_INSIDE) is off on ranks {np.flatnonzero(told[:, 2] == 0).tolist()} and on elsewhere; "
+            "give it on all ranks or on none"
+        )
+    segment = int(told[:, 1].min())
+    hierarchy = None
+    if wanted and len(set(comm.nodes if hosts is None else hosts)) < comm.size:
+        hierarchy = Hierarchy(comm, group._store, config.inside, hosts, segment)
+    return Detour(group, segment, hierarchy) if told[:, 0].any() or hierarchy is not None else None
 
 
 class _Step(NamedTuple):
@@ -73,10 +80,12 @@ class Detour:
         A `ProcessGroupRingleader`, some of whose ranks have devices.
     segment
         Most bytes of a segment.
+    hierarchy
+        Where another backend is inside the hosts.
     """
 
-    def __init__(self, group: Any, segment: int) -> None:
-        self._group, self.segment = group, segment
+    def __init__(self, group: Any, segment: int, hierarchy: Hierarchy | None = None) -> None:
+        self._group, self.segment, self.hierarchy = group, segment, hierarchy
         self._pumps: dict[str | None, Pump] = {}
 
     def call(self, method: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -85,6 +94,11 @@ class Detour:
         if pumping():
             return method(group, *args, **kwargs)
         arguments = arguments_of(method, group, args, kwargs)
+        # Not in callbacks: they run beside the program's own calls, and the hierarchy has one order only.
+        if self.hierarchy is not None and callback_owner() is None:
+            work = offer(self.hierarchy, name, arguments)
+            if work is not None:
+                return group._hold(work)
         device = single_device(arguments)
         pieces = self._pieces(name, arguments)
         pump = self._pump()
@@ -113,12 +127,19 @@ class Detour:
                 pump = self._pumps.setdefault(owner, Pump(f"pump-{self._group.getGroupName()}", owner))
         return pump
 
+    def abort(self) -> None:
+        """Fail what is in flight in the hierarchy's groups."""
+        if self.hierarchy is not None:
+            self.hierarchy.abort("abort() was called")
+
     def _abandon(self, reason: str) -> None:
         for channel in self._group._channels():
             channel.comm.abort(f"rank {self._group._rank}'s device failed: {reason}")
 
     def close(self) -> None:
-        """End the pumps, after what they were given; for a second each at most."""
+        """End the pumps, after what they were given, for a second each at most, and leave the hierarchy's groups."""
+        if self.hierarchy is not None:
+            self.hierarchy.close()
         for pump in list(self._pumps.values()):
             pump.close()
 
@@ -157,7 +178,7 @@ class Detour:
         pieces: list[tuple[int, int]],
         pump: Pump,
     ) -> Any:
-        twins = Twins(device, _buffers_of(device))
+        twins = Twins(device, buffers_of(device))
         roles = roles_of(name, arguments, self._group._rank)
         hosts = {key: twins.replace(arguments[key], role) for key, role in roles.items()}
         replaced = _asynchronous({**arguments, **hosts})

@@ -21,7 +21,7 @@ import torch
 from ringleader.runtime import arrays
 from ringleader.torch.devices.device import Device, Event
 
-__all__ = ["HostBuffers"]
+__all__ = ["HostBuffers", "buffers_of"]
 
 _PAGE = 4096
 _KEPT = 256 << 20
@@ -94,3 +94,24 @@ class HostBuffers:
 def _unregister(device: Device, memory: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], pid: int) -> None:
     if os.getpid() == pid:
         device.unregister(arrays.numpy_address(memory))
+
+
+_of_device: dict[int, tuple[Device, HostBuffers]] = {}
+_lock = threading.Lock()
+
+
+def buffers_of(device: Device) -> HostBuffers:
+    """The buffers that all groups of this process use for a device.
+
+    Examples
+    --------
+    >>> from ringleader.torch.devices import HostDevice
+    >>> device = HostDevice()
+    >>> buffers_of(device) is buffers_of(device)
+    True
+    """
+    with _lock:
+        found = _of_device.get(id(device))
+        if found is None:  # the device is kept, so its number is not another's
+            found = _of_device[id(device)] = (device, HostBuffers(device))
+        return found[1]
