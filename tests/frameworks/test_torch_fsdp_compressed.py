@@ -42,7 +42,7 @@ def conserve(path: str) -> dict[str, list[tuple[Any, Any, Any]]]:
     with joined(path) as (rank, size):
         comm = dist.group.WORLD._channel().comm
         for name in ON_SHARDS:
-            for elements in (0, size, 7 * size, 65 * size, 5000 * size):
+            for elements in (0, size, 7 * size, 65 * size, 700 * size):
                 codec = WITH_MEMORY[name]()
                 sent, total = np.zeros(elements // size), np.zeros(elements)
                 for step in range(4):
