@@ -22,6 +22,8 @@ help:
 	@echo 'make verify-all   prove every algorithm for up to 256 ranks'
 	@echo 'make mpi          install Open MPI and MPICH below build/peers; make test does it too'
 	@echo "make test-torch   torch's own distributed tests over Ringleader and Gloo; rewrites their table in docs/"
+	@echo 'make test-torch-old     tests of the backend with torch 2.6 (TORCH_OLD=...), the oldest release that is supported'
+	@echo 'make test-integrations  Accelerate, Lightning, FSDP2 as in torchtitan; rewrites their table in docs/'
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
 	@echo 'make lint         ruff                 make typecheck   mypy --strict'
 	@echo 'make docs-check   examples in docstrings, links in the documentation'
@@ -91,6 +93,28 @@ test: setup
 .PHONY: test-torch
 test-torch: setup
 	$(BIN)/python tests/torch_suite/run.py $(TORCH_SUITE_ARGS)
+
+# Another release of torch, by its wheel without CUDA's libraries: make test-torch-old TORCH_OLD=2.10.0
+TORCH_OLD ?= 2.6.0
+TORCH_OLD_TESTS ?= $(addprefix tests/frameworks/test_torch_,operations.py training.py combinations.py wrappers.py \
+	registered.py profiling.py failures.py)
+OTHER := $(BUILD)/torch-$(TORCH_OLD)
+.PHONY: test-torch-old
+test-torch-old: setup $(OTHER)/.prepared
+	$(OTHER)/bin/python -m pytest -n 2 --dist loadfile $(TORCH_OLD_TESTS) $(PYTEST_ARGS)
+
+$(OTHER)/.prepared: tests/torch_versions/prepare.py pyproject.toml | $(INSTALLED)
+	$(BIN)/python $< $(TORCH_OLD) $(OTHER)
+	@touch $@
+
+# Accelerate, Lightning and others in an environment of their own; rewrites the table in docs/integrations.md.
+INTEGRATIONS := $(BUILD)/integrations
+.PHONY: test-integrations
+test-integrations: setup
+	@test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet '$(TORCH)' accelerate lightning scikit-learn 'scikit-build-core>=0.10' 'nanobind>=2.4'
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps --no-build-isolation --config-settings=wheel.cmake=false -e .
+	$(INTEGRATIONS)/bin/python tests/integrations/run.py
 
 # Proves every algorithm, as a schedule and lowered, for n = 1..64, 100, 128, 255 and 256.
 verify-all: setup

@@ -1,4 +1,4 @@
-"""Train on handwritten digits with Hugging Face Accelerate: gradient accumulation, clipping, gathered metrics, checkpoints.
+"""Train on handwritten digits with Hugging Face Accelerate: accumulation, clipping, gathered metrics, checkpoints.
 
 torchrun --nproc-per-node 2 examples/integrations/accelerate_digits.py --backend ringleader
 """
@@ -64,6 +64,7 @@ def train(accelerator: Accelerator, epochs: int) -> dict[str, object]:
             losses.append(float(accelerator.reduce(loss.detach(), "mean")))
         if epoch == epochs // 2 - 1:
             accelerator.save_state(f"{folder[0]}/state")
+            accelerator.wait_for_everyone()
             accelerator.load_state(f"{folder[0]}/state")
     model.eval()
     right = []

@@ -1,9 +1,10 @@
-"""Train a small GPT as torchtitan does: FSDP2 by blocks, compiled blocks, recomputed activations, distributed checkpoints.
+"""Train a small GPT as torchtitan does: FSDP2, compiled blocks, recomputed activations, distributed checkpoints.
 
     torchrun --nproc-per-node 2 examples/integrations/fsdp2_text.py --backend ringleader
 
-The model is made on the meta device and initialised when it is sharded; parameters are used and gathered in bfloat16, gradients
-reduced in float32. Halfway it is saved with torch.distributed.checkpoint, and a model that has other weights goes on from there.
+The model is made on the meta device and initialised when it is sharded; parameters are used and gathered in bfloat16,
+gradients reduced in float32. Halfway it is saved with torch.distributed.checkpoint, and a model that began with other
+weights goes on from there.
 """
 
 from __future__ import annotations
@@ -149,8 +150,9 @@ def main() -> None:
         losses.append(run.step(text, number))
     if dist.get_rank() == 0:
         print(
-            f"FSDP2 on {dist.get_backend()}, {dist.get_world_size()} ranks, blocks "
-            f"{'eager' if arguments.eager else 'compiled'}: {len(losses)} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f}"
+            f"FSDP2 on {dist.get_backend()}, {dist.get_world_size()} ranks, "
+            f"{'eager' if arguments.eager else 'compiled'} blocks: {len(losses)} steps, "
+            f"loss {losses[0]:.4f} -> {losses[-1]:.4f}"
         )
         if arguments.result:
             arguments.result.write_text(json.dumps({"losses": losses}))

@@ -1,4 +1,4 @@
-"""Train on handwritten digits with Lightning: its Trainer, DDP strategy, synchronised logs, TorchMetrics and checkpoints.
+"""Train on handwritten digits with Lightning: Trainer, DDP strategy, synchronised logs, TorchMetrics, checkpoints.
 
 torchrun --nproc-per-node 2 examples/integrations/lightning_digits.py --backend ringleader
 """

@@ -125,7 +125,8 @@ Arena::Arena() : fd_(make_memfd()), generation_(fork_generation()) {
   (void)::fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   (void)::madvise(base_, size_, MADV_HUGEPAGE);  // takes effect where shmem_enabled is `advise`
   (void)::madvise(base_, size_, MADV_DONTDUMP);  // a core dump would allocate every page of it
-  give(0, size_);
+  // Offset 0 is never given out: where offsets are told to peers it means that there is nothing yet.
+  give(page_size(), size_ - page_size());
 }
 
 Arena::~Arena() {

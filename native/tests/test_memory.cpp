@@ -80,6 +80,16 @@ TEST_CASE("arena memory is zero, aligned, reserved and inside") {
   CHECK(file_bytes() == before);
 }
 
+TEST_CASE("offset 0, which means nothing where offsets are told, is never given out") {
+  Arena& arena = Arena::instance();
+  std::vector<void*> blocks;
+  for (const std::size_t bytes : {64, 4096, 65536, 4096, 1 << 20}) {
+    blocks.push_back(arena.allocate(bytes, 64));
+    CHECK(arena.offset_of(blocks.back()) != 0);
+  }
+  for (void* block : blocks) Arena::release(block);
+}
+
 TEST_CASE("allocations do not overlap, small ones share a page") {
   Arena& arena = Arena::instance();
   const std::size_t before = arena.used();
