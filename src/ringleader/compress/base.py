@@ -6,7 +6,7 @@ import copy
 import logging
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -15,10 +15,23 @@ from numpy.typing import NDArray
 
 from ringleader import _core, errors
 
-__all__ = ["Compressor", "Counter", "Counting", "Floats", "Keyed", "Kind", "Payload", "State", "as_floats", "log"]
+__all__ = [
+    "Compressor",
+    "Counter",
+    "Counting",
+    "Floats",
+    "Keyed",
+    "Kind",
+    "Payload",
+    "Shapes",
+    "State",
+    "as_floats",
+    "log",
+]
 
 Floats: TypeAlias = NDArray[np.float32]
 State: TypeAlias = dict[str, Any]
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
 Kind: TypeAlias = Literal["linear", "blocks", "sparse", "low_rank", "gathered"]
 
 log: Final = logging.getLogger("ringleader.COMPRESS")
@@ -159,6 +172,9 @@ class Compressor(ABC):
         """Go on from a `state_dict`."""
         if state:
             raise errors.InvalidArgument(f"{type(self).__name__} has no state, but is to load {sorted(state)}")
+
+    def set_shapes(self, key: str, shapes: Shapes) -> None:  # noqa: B027 - to most they do not matter
+        """Say of what parts, one after another, the array `key` consists: for compressors that work on matrices."""
 
     # A compressed all-reduce is a transaction: `mark`, then `commit` if it succeeds on this rank, else `roll_back`.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringleader import _core, errors
-from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, State, as_floats
+from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, Shapes, State, as_floats
 from ringleader.compress.blocks import QSGD, BlockCompressor
 from ringleader.compress.memory import Memory
 from ringleader.compress.sparse import TopK
@@ -123,6 +123,10 @@ class ErrorFeedback(Compressor):
         self.compressor.commit(key)
         for memory in self._memories():
             memory.commit(key)
+
+    def set_shapes(self, key: str, shapes: Shapes) -> None:
+        """See `Compressor.set_shapes`."""
+        self.compressor.set_shapes(key, shapes)
 
     def common_steps(self) -> Counter | None:
         """See `Compressor.common_steps`."""

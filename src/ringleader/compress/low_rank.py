@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from ringleader import _core, errors
-from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, State, as_floats, log
+from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, Shapes, State, as_floats, log
 
-__all__ = ["PowerSGD", "Shapes"]
+__all__ = ["PowerSGD"]
 
-Shapes: TypeAlias = Sequence[tuple[int, ...]]
 Average: TypeAlias = Callable[[Floats], None]
 
 
@@ -73,7 +72,7 @@ class PowerSGD(Compressor):
         self._shapes: dict[str, list[tuple[int, ...]]] = {}
 
     def set_shapes(self, key: str, shapes: Shapes) -> None:
-        """Say of what parts, one after another, the array `key` consists."""
+        """See `Compressor.set_shapes`."""
         self._shapes[key] = [tuple(shape) for shape in shapes]
 
     def parts(self, key: str, elements: int, shape: tuple[int, ...] = ()) -> list[_Part]:

@@ -208,9 +208,7 @@ class CompressionHook:
             if chosen is None:
                 comm.all_reduce(vector, "avg")
             else:
-                inner = getattr(chosen, "compressor", chosen)
-                if isinstance(inner, compress.PowerSGD):
-                    inner.set_shapes(key, [tuple(x.shape) for x in tensors])
+                chosen.set_shapes(key, [tuple(x.shape) for x in tensors])
                 vector = all_reduce_vector(comm, vector, True, chosen, key)
             _spread(tensors, vector)
 
