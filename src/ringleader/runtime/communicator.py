@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ringleader import _core, errors, tune
-from ringleader.runtime import arrays
+from ringleader.runtime import arrays, compressed
 from ringleader.runtime.bootstrap import Connected
 from ringleader.runtime.config import logger
 from ringleader.runtime.groups import connect
@@ -139,6 +139,8 @@ class Communicator(PersistentCollectives, Messages):
         total = Counter(self._core.counters())
         for core in self._workers.cores:
             total.update(core.counters())
+        if (lane := compressed.lane_or_none(self)) is not None:
+            total.update(lane.comm.counters())
         return dict(total)
 
     def explain(
@@ -315,6 +317,8 @@ class Communicator(PersistentCollectives, Messages):
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Fail every operation in flight, here and on all peers, with `AbortedError`. May be called from any thread."""
+        if (lane := compressed.lane_or_none(self)) is not None:
+            lane.comm.abort(reason)
         self._core.abort(reason)
 
     def close(self) -> None:
@@ -331,6 +335,8 @@ class Communicator(PersistentCollectives, Messages):
             self._core.close(limit)  # first: an operation in flight ends its slices
             for core in self._workers.cores:
                 core.close(max(0.0, deadline - time.monotonic()))
+            if (lane := compressed.lane_or_none(self)) is not None:
+                lane.close(max(0.0, deadline - time.monotonic()))
             self._forget_calls()
             self._planner.clear()
             self._job.release()

@@ -1,0 +1,256 @@
+"""How payloads are reduced, by the kind of their compressor.
+
+Whatever the kind, every value of the result is computed by one rank and copied, or by all ranks from equal bits in
+equal order: all ranks hold the same bits.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringleader import _core
+from ringleader.compress.base import Compressor, Counter, Floats, Payload
+from ringleader.compress.blocks import BlockCompressor
+from ringleader.compress.casts import Cast
+from ringleader.compress.feedback import ErrorFeedback
+from ringleader.compress.low_rank import PowerSGD
+from ringleader.compress.sparse import TopK, pack, unpack
+from ringleader.runtime.compressed.cost import scatters
+
+if TYPE_CHECKING:
+    from ringleader.runtime.communicator import Communicator
+
+__all__ = ["Reduction", "shards"]
+
+# For which arrays the ranks of a communicator have agreed on the number of steps.
+_agreed: weakref.WeakKeyDictionary[Communicator, weakref.WeakKeyDictionary[Counter, set[str]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def shards(elements: int, n: int) -> list[tuple[int, int]]:
+    """Begin and end of each rank's part of an array: equal but for the last ones, which may be shorter or empty.
+
+    Examples
+    --------
+    >>> shards(5, 4)
+    [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    size = -(-elements // n)
+    return [(min(r * size, elements), min((r + 1) * size, elements)) for r in range(n)]
+
+
+class Reduction:
+    """One compressed collective."""
+
+    def __init__(
+        self, comm: Communicator, average: bool, compressor: Compressor, key: str, timeout: float | None
+    ) -> None:
+        self.comm, self.n = comm, comm.size
+        self.average, self.key, self.timeout = average, key, timeout
+        self.feedback = compressor if isinstance(compressor, ErrorFeedback) else None
+        self.compressor = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
+
+    def dense(self, x: Floats) -> Floats:
+        """Without compression, and nothing remembered."""
+        total = x.copy() if self.feedback is None else self.feedback.pending(x, self.key)
+        self.comm.all_reduce(total, "avg" if self.average else "sum", timeout=self.timeout)
+        return total
+
+    def run(self, x: Floats, shape: tuple[int, ...]) -> Floats:
+        """The reduction that fits the compressor."""
+        self._agree_on_steps()
+        compressor = self.compressor
+        if isinstance(compressor, Cast) and self.feedback is None:
+            return self._cast(compressor, x)
+        if isinstance(compressor, BlockCompressor):
+            return self._blocks(compressor, x)
+        if isinstance(compressor, PowerSGD):
+            return self._low_rank(compressor, x, shape)
+        if self.feedback is None:
+            payload = compressor.compress(x.reshape(shape), self.key)
+        else:
+            payload = self.feedback.stage(x.reshape(shape), self.key)
+        if compressor.kind == "linear":
+            return self._linear(payload)
+        if isinstance(compressor, TopK):
+            scattered = scatters(compressor, self.n, remembers=self.feedback is not None)
+            return self._scattered(compressor, payload) if scattered else self._gathered_sparse(payload)
+        return self._gathered(payload)
+
+    def _agree_on_steps(self) -> None:
+        """Where ranks must be in the same step, make it the latest of all. Once for each array and communicator.
+
+        They differ after a failure that only some of the ranks saw, or with checkpoints of different steps.
+        """
+        counter = self.compressor.common_steps()
+        if counter is None:
+            return
+        agreed = _agreed.setdefault(self.comm, weakref.WeakKeyDictionary()).setdefault(counter, set())
+        if self.key not in agreed:
+            counter.reset(self.key, self._most(counter.steps.get(self.key, 0)))
+            agreed.add(self.key)
+
+    def _most(self, count: int) -> int:
+        """The largest of the ranks' numbers."""
+        most = np.array([count], np.int64)
+        self.comm.all_reduce(most, "max", timeout=self.timeout)
+        return int(most[0])
+
+    def _memory(self, x: Floats) -> tuple[Floats, Floats | None, Floats | None]:
+        """With error feedback: what is to be sent without the error, the error, and room for the next one."""
+        if self.feedback is None:
+            return x, None, None
+        x = self.feedback.gather(x, self.key)
+        return x, self.feedback.error(self.key, x.size), self.feedback.errors.successor(self.key, x.size)
+
+    def _finish(self, total: Floats) -> Floats:
+        """The mean, if that is asked for, of a sum."""
+        if self.average:
+            total *= np.float32(1.0 / self.n)
+        return total
+
+    # ------------------------------------------------------------------------------------------- linear
+
+    def _cast(self, compressor: Cast, x: Floats) -> Floats:
+        total, scale = compressor.scaled(x, self.n)
+        self.comm.all_reduce(total, "sum", wire=compressor.scheme, timeout=self.timeout)
+        total *= np.float32(1.0 / (scale * self.n) if self.average else 1.0 / scale)
+        return total
+
+    def _linear(self, payload: Payload) -> Floats:
+        self.comm.all_reduce(payload.data, "sum", wire="f32", timeout=self.timeout)
+        return self._finish(self.compressor.decompress(payload))
+
+    def _low_rank(self, compressor: PowerSGD, x: Floats, shape: tuple[int, ...]) -> Floats:
+        def mean(factors: Floats) -> None:
+            self.comm.all_reduce(factors, "avg", wire="f32", timeout=self.timeout)
+
+        x, error, lost = self._memory(x)
+        result = compressor.average(x, mean, self.key, shape, error, lost)
+        if not self.average:
+            result *= np.float32(self.n)
+        return result
+
+    # ------------------------------------------------------------------------------------------- blocks
+
+    def _blocks(self, compressor: BlockCompressor, x: Floats) -> Floats:
+        """Each rank gets its shard from all, adds them in order of ranks, and sends the mean of it to all, compressed
+        again.
+
+        The shards are equal but for the last ones, which may be shorter; they are encoded one by one.
+        """
+        n, rank = self.n, self.comm.rank
+        bounds = shards(x.size, n)
+        nbytes = [compressor.wire_bytes(hi - lo) for lo, hi in bounds]
+        seed = compressor.next_seed(self.key, rank)
+        # A mean also for a sum, which half precision might not hold.
+        shard = self.block_shard(compressor, x, bounds, seed, 1.0 / n)
+        error, lost = None, None
+        if self.feedback is not None:
+            error = self.feedback.shard_errors.current(self.key, shard.size)
+            lost = self.feedback.shard_errors.successor(self.key, shard.size)
+        mine = np.zeros(nbytes[0], np.uint8)
+        compressor.encode(mine[: nbytes[rank]], shard, error, lost, ~seed & 0xFFFFFFFF)
+        gathered = self.comm.all_gather(mine, timeout=self.timeout)
+        result = np.empty(x.size, np.float32)
+        for r, (lo, hi) in enumerate(bounds):
+            compressor.decode(gathered[r, : nbytes[r]], result[lo:hi])
+        if not self.average:
+            result *= np.float32(n)
+        return result
+
+    def block_shard(
+        self, compressor: BlockCompressor, x: Floats, bounds: list[tuple[int, int]], seed: int, scale: float
+    ) -> Floats:
+        """This rank's shard of the sum over ranks, each of which encodes all shards; multiplied by `scale`."""
+        x, error, lost = self._memory(x)
+        nbytes = [compressor.wire_bytes(hi - lo) for lo, hi in bounds]
+        sent = np.zeros((self.n, nbytes[0]), np.uint8)
+        for r, (lo, hi) in enumerate(bounds):
+            before = None if error is None else error[lo:hi]
+            after = None if lost is None else lost[lo:hi]
+            compressor.encode(sent[r, : nbytes[r]], x[lo:hi], before, after, seed ^ r << 16)
+        received = self.comm.all_to_all(sent, timeout=self.timeout)
+        lo, hi = bounds[self.comm.rank]
+        shard = np.zeros(hi - lo, np.float32)
+        for row in received:
+            compressor.decode(row[: nbytes[self.comm.rank]], shard, accumulate=True)
+        shard *= np.float32(scale)
+        return shard
+
+    # ------------------------------------------------------------------------------------------- sparse
+
+    def _gathered_sparse(self, payload: Payload) -> Floats:
+        table = self.comm.all_gather(payload.data, timeout=self.timeout)
+        return self._sum_of(table, payload.elements, 1.0 / self.n if self.average else 1.0)
+
+    def _sum_of(self, table: NDArray[np.uint32], elements: int, scale: float) -> Floats:
+        total = np.zeros(elements, np.float32)
+        for row in table:
+            _core.compress.scatter_add(total, *unpack(row), scale)
+        return total
+
+    def _scattered(self, compressor: TopK, payload: Payload) -> Floats:
+        """Rank r sums what falls into the r-th part, selects the largest of it again; all get all selections.
+
+        With error feedback each rank selects its share of k, and remembers the rest. Without, it sends all that is not
+        zero. Messages have the length of the longest, on which the ranks agree first.
+        """
+        n, rank, elements = self.n, self.comm.rank, payload.elements
+        size = -(-elements // n)
+        index, value = unpack(payload.data)
+        found = 0 if payload.index is None else payload.index.size
+        index, value = index[:found], value[:found]
+        edges = np.searchsorted(index, np.minimum(np.arange(n + 1, dtype=np.int64) * size, elements))
+        room = self._most(int(np.diff(edges).max()))
+        sent = np.zeros((n, 2 * room), np.uint32)
+        for r in range(n):
+            count = edges[r + 1] - edges[r]
+            sent[r, :count] = index[edges[r] : edges[r + 1]] - np.uint32(r * size)
+            sent[r, room : room + count] = value[edges[r] : edges[r + 1]].view(np.uint32)
+        received = self.comm.all_to_all(sent, timeout=self.timeout)
+        lo, hi = min(rank * size, elements), min((rank + 1) * size, elements)
+        if hi == lo:  # nothing is sent to an empty part, but its messages have places
+            received = received[:, :0]
+        shard = self._sum_of(received, hi - lo, 1.0 / n if self.average else 1.0)
+        chosen = self._reselect(compressor, shard, -(-payload.data.size // 2 // n))
+        table = self.comm.all_gather(chosen, timeout=self.timeout)
+        result = np.zeros(elements, np.float32)
+        for r, row in enumerate(table):
+            lo, hi = min(r * size, elements), min((r + 1) * size, elements)
+            if hi > lo:
+                _core.compress.scatter_add(result[lo:hi], *unpack(row))
+        return result
+
+    def _reselect(self, compressor: TopK, shard: Floats, share: int) -> NDArray[np.uint32]:
+        """What this rank sends of its part of the sum: `share` places, or as many as any rank needs."""
+        if self.feedback is not None:
+            total = self.feedback.shard_errors.successor(self.key, shard.size)
+            _core.compress.add(total, self.feedback.shard_errors.current(self.key, shard.size), shard)
+            payload = compressor.select(total, min(share, shard.size), clear=True)
+            index, value, room = *unpack(payload.data), share
+        else:
+            index = np.flatnonzero(shard).astype(np.uint32)
+            value, room = shard[index], self._most(index.size)
+        spare = room - index.size
+        return pack(np.pad(index, (0, spare)), np.pad(value, (0, spare)))
+
+    # ----------------------------------------------------------------------------------------- any other
+
+    def _gathered(self, payload: Payload) -> Floats:
+        """Payloads of any length from all ranks, decompressed and added in the order of ranks."""
+        data = np.ascontiguousarray(payload.data)
+        lengths = self.comm.all_gather(np.array([data.size], np.int64), timeout=self.timeout).reshape(-1)
+        padded = np.zeros(int(lengths.max()), data.dtype)
+        padded[: data.size] = data
+        table = self.comm.all_gather(padded, timeout=self.timeout)
+        total = np.zeros(payload.elements, np.float32)
+        for row, length in zip(table, lengths, strict=True):
+            other = Payload(row[:length], payload.elements, shape=payload.shape, key=payload.key)
+            _core.compress.add(total, total, self.compressor.decompress(other))
+        return self._finish(total)
