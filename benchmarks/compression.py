@@ -87,8 +87,14 @@ def ours(x: np.ndarray, repeat: int) -> list[dict[str, object]]:
 def power_sgd(x: np.ndarray, repeat: int) -> dict[str, object]:
     """The whole of PowerSGD with error feedback as an all-reduce runs it: both rounds, the result and the new error."""
     codec = compress.PowerSGD(rank=4)
-    error, flat = np.zeros(x.size, np.float32), x.reshape(-1)
-    elapsed = best(lambda: codec.average(flat, lambda factors: None, "", x.shape, error), repeat)
+    error, lost, flat = np.zeros(x.size, np.float32), np.empty(x.size, np.float32), x.reshape(-1)
+
+    def step() -> None:
+        nonlocal error, lost
+        codec.average(flat, lambda factors: None, "", x.shape, error, lost)
+        error, lost = lost, error
+
+    elapsed = best(step, repeat)
     return {"memory": elapsed, "ratio": x.nbytes / codec.wire_bytes(x.size)}
 
 

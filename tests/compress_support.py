@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -84,9 +85,14 @@ WITH_MEMORY: dict[str, Callable[[], ErrorFeedback]] = {
 
 def gradient(elements: int, step: int, rank: int = 0, shape: tuple[int, ...] | None = None) -> Any:
     """Different for every rank, step and element; of very different magnitudes."""
-    random = np.random.default_rng([elements, step, rank])
-    x = random.standard_normal(elements, np.float32) * np.exp2(random.integers(-6, 3, elements)).astype(np.float32)
+    x = _gradient(elements, step, rank).copy()
     return x if shape is None else x.reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _gradient(elements: int, step: int, rank: int) -> Any:
+    random = np.random.default_rng([elements, step, rank])
+    return random.standard_normal(elements, np.float32) * np.exp2(random.integers(-6, 3, elements)).astype(np.float32)
 
 
 def same_bits(a: Any, b: Any) -> bool:

@@ -32,16 +32,17 @@ void require(const char* what, std::size_t got, std::size_t wanted) {
     throw Error(ErrorKind::invalid, std::string(what) + " has " + std::to_string(got) + " items, expected " + std::to_string(wanted));
 }
 
-void encode(const std::string& scheme, std::optional<Vector<std::uint8_t>> dst, Vector<const float> src, Maybe error, Maybe decoded,
-            float scale, std::uint32_t seed) {
+void encode(const std::string& scheme, std::optional<Vector<std::uint8_t>> dst, Vector<const float> src,
+            std::optional<Vector<const float>> error, Maybe lost, Maybe decoded, float scale, std::uint32_t seed) {
   const compress::Scheme code = scheme_of(scheme);
   const std::size_t n = src.size();
   if (dst) require("the destination", dst->size(), compress::encoded_bytes(code, n));
   if (error) require("the error", error->size(), n);
+  if (lost) require("what is lost", lost->size(), n);
   if (decoded) require("what is decoded", decoded->size(), n);
   const nb::gil_scoped_release unlocked;
   compress::encode(code, dst ? dst->data() : nullptr, src.data(), error ? error->data() : nullptr,
-                   decoded ? decoded->data() : nullptr, n, scale, seed);
+                   lost ? lost->data() : nullptr, decoded ? decoded->data() : nullptr, n, scale, seed);
 }
 
 void decode(const std::string& scheme, Vector<float> dst, Vector<const std::uint8_t> src, bool accumulate) {
@@ -75,10 +76,11 @@ void scatter_add(Vector<float> dst, Vector<const std::uint32_t> index, Vector<co
   compress::scatter_add(dst.data(), dst.size(), index.data(), value.data(), index.size(), scale);
 }
 
-void add(Vector<float> y, Vector<const float> x) {
-  require("the summand", x.size(), y.size());
+void add(Vector<float> out, Vector<const float> a, Vector<const float> b) {
+  require("the first summand", a.size(), out.size());
+  require("the second summand", b.size(), out.size());
   const nb::gil_scoped_release unlocked;
-  compress::add(y.data(), x.data(), y.size());
+  compress::add(out.data(), a.data(), b.data(), out.size());
 }
 
 void clean(Vector<float> x) {
@@ -89,6 +91,24 @@ void clean(Vector<float> x) {
 void orthonormalise(Matrix<float> p) {
   const nb::gil_scoped_release unlocked;
   compress::orthonormalise(p.data(), p.shape(0), p.shape(1));
+}
+
+void require_factors(const Matrix<const float>& m, std::size_t p_rows, std::size_t p_rank, std::size_t q_rows, std::size_t q_rank) {
+  require("p's rows", p_rows, m.shape(0));
+  require("q's rows", q_rows, m.shape(1));
+  require("q's columns", q_rank, p_rank);
+}
+
+void project(Matrix<const float> m, Matrix<const float> q, Matrix<float> p) {
+  require_factors(m, p.shape(0), p.shape(1), q.shape(0), q.shape(1));
+  const nb::gil_scoped_release unlocked;
+  compress::project(m.data(), q.data(), p.data(), m.shape(0), m.shape(1), p.shape(1));
+}
+
+void project_back(Matrix<const float> m, Matrix<const float> p, Matrix<float> q) {
+  require_factors(m, p.shape(0), p.shape(1), q.shape(0), q.shape(1));
+  const nb::gil_scoped_release unlocked;
+  compress::project_back(m.data(), p.data(), q.data(), m.shape(0), m.shape(1), p.shape(1));
 }
 
 void expand(Matrix<const float> p, Matrix<const float> q, Matrix<float> out, std::optional<Matrix<float>> error) {
@@ -113,7 +133,8 @@ void bind_compress(nb::module_& parent) {
         [](const std::string& scheme, std::size_t n) { return compress::encoded_bytes(scheme_of(scheme), n); },
         nb::arg("scheme"), nb::arg("elements"));
   m.def("encode", &encode, nb::arg("scheme"), nb::arg("dst").none().noconvert(), nb::arg("src").noconvert(),
-        nb::arg("error").none().noconvert() = nb::none(), nb::arg("decoded").none().noconvert() = nb::none(),
+        nb::arg("error").none().noconvert() = nb::none(), nb::arg("lost").none().noconvert() = nb::none(),
+        nb::arg("decoded").none().noconvert() = nb::none(),
         nb::arg("scale") = 1.0F, nb::arg("seed") = 0);
   m.def("decode", &decode, nb::arg("scheme"), nb::arg("dst").noconvert(), nb::arg("src").noconvert(), nb::arg("accumulate") = false);
   m.def("select", &select, nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("sampled") = false, nb::arg("seed") = 0);
@@ -121,9 +142,11 @@ void bind_compress(nb::module_& parent) {
   m.def("take", &take, nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("value").noconvert());
   m.def("scatter_add", &scatter_add, nb::arg("dst").noconvert(), nb::arg("index").noconvert(), nb::arg("value").noconvert(),
         nb::arg("scale") = 1.0F);
-  m.def("add", &add, nb::arg("y").noconvert(), nb::arg("x").noconvert());
+  m.def("add", &add, nb::arg("out").noconvert(), nb::arg("a").noconvert(), nb::arg("b").noconvert());
   m.def("clean", &clean, nb::arg("x").noconvert());
   m.def("orthonormalise", &orthonormalise, nb::arg("p").noconvert());
+  m.def("project", &project, nb::arg("m").noconvert(), nb::arg("q").noconvert(), nb::arg("p").noconvert());
+  m.def("project_back", &project_back, nb::arg("m").noconvert(), nb::arg("p").noconvert(), nb::arg("q").noconvert());
   m.def("expand", &expand, nb::arg("p").noconvert(), nb::arg("q").noconvert(), nb::arg("out").noconvert(),
         nb::arg("error").none().noconvert() = nb::none());
 }

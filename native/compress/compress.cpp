@@ -69,26 +69,31 @@ std::size_t encoded_bytes(Scheme scheme, std::size_t elements) {
   return elements / f.block * block_bytes(f, f.block) + block_bytes(f, elements % f.block);
 }
 
-void encode(Scheme scheme, std::uint8_t* dst, const float* src, float* error, float* decoded, std::size_t elements, float scale,
-            std::uint32_t seed) {
+void encode(Scheme scheme, std::uint8_t* dst, const float* src, const float* error, float* lost, float* decoded, std::size_t elements,
+            float scale, std::uint32_t seed) {
   const Table& table = kernels();
-  float y[kAtOnce], scaled[kAtOnce];
+  alignas(64) float sums[kAtOnce], scaled[kAtOnce], back[kAtOnce];
   std::uint8_t bytes[kAtOnce * 2];  // the widest encoding
   const std::uint32_t mixed = spread(seed);
   const std::size_t step = encoded_bytes(scheme, kAtOnce);
   for (std::size_t at = 0; at < elements; at += kAtOnce, dst += dst == nullptr ? 0 : step) {
     const std::size_t n = std::min(kAtOnce, elements - at);
     std::uint8_t* out = dst == nullptr ? bytes : dst;
-    const float* in = src + at;
-    if (error != nullptr || scale != 1.0F) {
-      table.prepare(y, scaled, in, error == nullptr ? nullptr : error + at, scale, n);
+    const float* y = src + at;
+    if (error != nullptr) {
+      table.add(sums, y, error + at, n);
+      y = sums;
+    }
+    const float* in = y;
+    if (scale != 1.0F) {
+      table.multiply(scaled, y, scale, n);
       in = scaled;
     }
     encode_chunk(scheme, out, in, n, mixed, static_cast<std::uint32_t>(at));
-    if (error == nullptr && decoded == nullptr) continue;
-    float* sent = decoded == nullptr ? scaled : decoded + at;
+    if (lost == nullptr && decoded == nullptr) continue;
+    float* sent = decoded == nullptr ? back : decoded + at;
     decode_chunk(scheme, sent, out, n);
-    if (error != nullptr) table.residual(error + at, y, sent, 1.0F / scale, n);
+    if (lost != nullptr) table.residual(lost + at, y, sent, 1.0F / scale, n);
   }
 }
 
@@ -103,11 +108,11 @@ void decode(Scheme scheme, float* dst, const std::uint8_t* src, std::size_t elem
       continue;
     }
     decode_chunk(scheme, values, src, n);
-    table.accumulate(dst + at, values, n);
+    table.add(dst + at, dst + at, values, n);
   }
 }
 
-void add(float* y, const float* x, std::size_t elements) { kernels().accumulate(y, x, elements); }
+void add(float* out, const float* a, const float* b, std::size_t elements) { kernels().add(out, a, b, elements); }
 void clean(float* x, std::size_t elements) { kernels().clean(x, elements); }
 
 }  // namespace ringleader::compress

@@ -27,11 +27,11 @@ const char* name(Scheme scheme);
 std::size_t block_elements(Scheme scheme);
 std::size_t encoded_bytes(Scheme scheme, std::size_t elements);
 
-// dst = encoding of src, or, with `error`, of y = src + error; then error becomes y - decoded, and 0 where that is not finite.
-// `scale` (a power of two) multiplies what is encoded; the error is that of the unscaled values. `dst` may be null with `error` or `decoded`.
+// dst = encoding of src, or, with `error`, of y = src + error; `lost` (may be `error`) becomes y - decoded, and 0 where that is not finite.
+// `scale` (a power of two) multiplies what is encoded; what is lost is that of the unscaled values. `dst` may be null with `lost` or `decoded`.
 // `decoded`, where not null, receives what the encoding stands for, scaled.
-void encode(Scheme scheme, std::uint8_t* dst, const float* src, float* error, float* decoded, std::size_t elements, float scale,
-            std::uint32_t seed);
+void encode(Scheme scheme, std::uint8_t* dst, const float* src, const float* error, float* lost, float* decoded, std::size_t elements,
+            float scale, std::uint32_t seed);
 // dst = decoded, or dst += decoded.
 void decode(Scheme scheme, float* dst, const std::uint8_t* src, std::size_t elements, bool accumulate);
 
@@ -48,8 +48,8 @@ void select_random(std::size_t elements, std::size_t k, std::uint32_t seed, std:
 bool take(float* x, std::size_t elements, const std::uint32_t* index, std::size_t k, float* value);
 // dst[index[j]] += scale * value[j]. Throws when an index is out of range (indices come from peers); nothing is written then.
 void scatter_add(float* dst, std::size_t elements, const std::uint32_t* index, const float* value, std::size_t k, float scale);
-// y = x + y elementwise.
-void add(float* y, const float* x, std::size_t elements);
+// out = a + b elementwise; out may be one of them.
+void add(float* out, const float* a, const float* b, std::size_t elements);
 // What is not finite becomes 0.
 void clean(float* x, std::size_t elements);
 
@@ -57,6 +57,10 @@ void clean(float* x, std::size_t elements);
 
 // Modified Gram-Schmidt over the columns of p (rows x rank). A column that vanishes against its former self becomes zero.
 void orthonormalise(float* p, std::size_t rows, std::size_t rank);
+// p = m q, for m (rows x columns) and q (columns x rank).
+void project(const float* m, const float* q, float* p, std::size_t rows, std::size_t columns, std::size_t rank);
+// q = m^T p, for p (rows x rank).
+void project_back(const float* m, const float* p, float* q, std::size_t rows, std::size_t columns, std::size_t rank);
 // out = p q^T, p (rows x rank), q (columns x rank); with `error` (which holds the matrix): error -= out, cleaned.
 void expand(const float* p, const float* q, float* out, float* error, std::size_t rows, std::size_t columns, std::size_t rank);
 

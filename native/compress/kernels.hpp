@@ -284,20 +284,16 @@ void decode_natural(float* dst, const uint8_t* src, size_t n) {
 
 // ---- elementwise
 
-void prepare(float* y, float* scaled, const float* x, const float* e, float scale, size_t n) {
-  if (e == nullptr)
-    for (size_t i = 0; i < n; ++i) y[i] = x[i];
-  else
-    for (size_t i = 0; i < n; ++i) y[i] = x[i] + e[i];
-  for (size_t i = 0; i < n; ++i) scaled[i] = y[i] * scale;
+void multiply(float* out, const float* x, float factor, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
 void residual(float* e, const float* y, const float* sent, float factor, size_t n) {
   for (size_t i = 0; i < n; ++i) e[i] = finite_or_zero(y[i] - sent[i] * factor);
 }
 
-void accumulate(float* dst, const float* src, size_t n) {
-  for (size_t i = 0; i < n; ++i) dst[i] += src[i];
+void add(float* out, const float* a, const float* b, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
 }
 
 void clean(float* x, size_t n) {
@@ -342,41 +338,12 @@ size_t collect(const float* x, size_t n, uint32_t least, uint32_t* index, size_t
   return found < room ? found : room;
 }
 
-// ---- low rank
-
-void expand_row(float* out, float* error, const float* p, const float* q, size_t columns, size_t rank) {
-  constexpr size_t kTile = 256;
-  float sums[kTile];
-  for (size_t at = 0; at < columns; at += kTile) {
-    const size_t m = columns - at < kTile ? columns - at : kTile;
-    for (size_t j = 0; j < m; ++j) sums[j] = p[0] * q[at + j];
-    for (size_t r = 1; r < rank; ++r) {
-      const float* row = q + r * columns + at;
-      const float factor = p[r];
-      for (size_t j = 0; j < m; ++j) sums[j] += factor * row[j];
-    }
-    if (error != nullptr)
-      for (size_t j = 0; j < m; ++j) error[at + j] = finite_or_zero(error[at + j] - sums[j]);
-    std::memcpy(out + at, sums, m * 4);
-  }
-}
-
-double dot(const float* a, const float* b, size_t n) {
-  double lanes[kLanes] = {};
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (size_t j = 0; j < kLanes; ++j) lanes[j] += static_cast<double>(a[i + j]) * static_cast<double>(b[i + j]);
-  for (size_t j = 0; i + j < n; ++j) lanes[j] += static_cast<double>(a[i + j]) * static_cast<double>(b[i + j]);
-  for (size_t half = kLanes / 2; half > 0; half /= 2)
-    for (size_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
-  return lanes[0];
-}
-
-void subtract(float* a, const float* b, float factor, size_t n) {
-  for (size_t i = 0; i < n; ++i) a[i] -= factor * b[i];
-}
-
 }  // namespace
+}  // namespace ringleader::compress
+
+#include "compress/kernels_lowrank.hpp"
+
+namespace ringleader::compress {
 
 extern const Table RINGLEADER_COMPRESS_TABLE;
 const Table RINGLEADER_COMPRESS_TABLE{
@@ -391,7 +358,7 @@ const Table RINGLEADER_COMPRESS_TABLE{
         {encode_uniform<2, 512, true, true>, decode_uniform<2, 512>},
         {encode_natural, decode_natural},
     },
-    prepare, residual, accumulate, clean, collect, expand_row, dot, subtract,
+    multiply, residual, add, clean, collect, project, project_back, expand_row, dot, subtract,
 };
 
 }  // namespace ringleader::compress

@@ -40,6 +40,18 @@ void orthonormalise(float* p, std::size_t rows, std::size_t rank) {
     for (std::size_t c = 0; c < rank; ++c) p[i * rank + c] = columns[c * rows + i];
 }
 
+void project(const float* m, const float* q, float* p, std::size_t rows, std::size_t columns, std::size_t rank) {
+  const std::vector<float> factors = transposed(q, columns, rank);
+  kernels().project(p, m, factors.data(), rows, columns, rank);
+}
+
+void project_back(const float* m, const float* p, float* q, std::size_t rows, std::size_t columns, std::size_t rank) {
+  std::vector<float> sums(rank * columns);
+  kernels().project_back(sums.data(), m, p, rows, columns, rank);
+  for (std::size_t j = 0; j < columns; ++j)
+    for (std::size_t r = 0; r < rank; ++r) q[j * rank + r] = sums[r * columns + j];
+}
+
 void expand(const float* p, const float* q, float* out, float* error, std::size_t rows, std::size_t columns, std::size_t rank) {
   const Table& table = kernels();
   const std::vector<float> factors = transposed(q, columns, rank);

@@ -16,15 +16,17 @@ struct Codec {
 
 struct Table {
   Codec codec[kOwnSchemes];
-  // y = (x + e), e may be null; scaled = y * scale.
-  void (*prepare)(float* y, float* scaled, const float* x, const float* e, float scale, std::size_t n);
+  void (*multiply)(float* out, const float* x, float factor, std::size_t n);
   // e = y - sent * factor, or 0 where that is not finite.
   void (*residual)(float* e, const float* y, const float* sent, float factor, std::size_t n);
-  void (*accumulate)(float* dst, const float* src, std::size_t n);
+  void (*add)(float* out, const float* a, const float* b, std::size_t n);
   void (*clean)(float* x, std::size_t n);
   // Indices of the elements whose magnitude, as bits, is at least `least`; stops after `room` of them (which `index` has, and 16 more).
   std::size_t (*collect)(const float* x, std::size_t n, std::uint32_t least, std::uint32_t* index, std::size_t room);
-  // A row of p q^T: q is given transposed (rank x columns).
+  // Rows of m q, and sums over rows of m^T p; q is transposed (rank x columns), as in expand_row.
+  void (*project)(float* p, const float* m, const float* q, std::size_t rows, std::size_t columns, std::size_t rank);
+  void (*project_back)(float* q, const float* m, const float* p, std::size_t rows, std::size_t columns, std::size_t rank);
+  // A row of p q^T.
   void (*expand_row)(float* out, float* error, const float* p, const float* q, std::size_t columns, std::size_t rank);
   double (*dot)(const float* a, const float* b, std::size_t n);
   void (*subtract)(float* a, const float* b, float factor, std::size_t n);

@@ -92,7 +92,11 @@ TEST_CASE("compress: what is encoded and what is left over add up") {
       const std::vector<float> x = values(n, 1), before = values(n, 2);
       std::vector<float> error = before, decoded(n), again(n);
       std::vector<std::uint8_t> bytes(encoded_bytes(scheme, n));
-      encode(scheme, bytes.data(), x.data(), error.data(), nullptr, n, 1.0F, 5);
+      std::vector<float> lost(n);
+      encode(scheme, bytes.data(), x.data(), error.data(), lost.data(), nullptr, n, 1.0F, 5);
+      CHECK(same(error.data(), before.data(), n * 4));
+      encode(scheme, bytes.data(), x.data(), error.data(), error.data(), nullptr, n, 1.0F, 5);
+      CHECK(same(error.data(), lost.data(), n * 4));
       decode(scheme, decoded.data(), bytes.data(), n, false);
       for (std::size_t i = 0; i < n; ++i) {
         if (!std::isfinite(decoded[i])) continue;  // half precision overflows; nothing is kept of that
@@ -100,7 +104,7 @@ TEST_CASE("compress: what is encoded and what is left over add up") {
         CHECK(error[i] == y - decoded[i]);
       }
       error = before;
-      encode(scheme, nullptr, x.data(), error.data(), again.data(), n, 1.0F, 5);
+      encode(scheme, nullptr, x.data(), error.data(), error.data(), again.data(), n, 1.0F, 5);
       CHECK(same(again.data(), decoded.data(), n * 4));
     }
   }
@@ -144,4 +148,51 @@ TEST_CASE("compress: NaN in a matrix does not hang or hide") {
   p[7] = std::numeric_limits<float>::quiet_NaN();
   orthonormalise(p.data(), 10, 4);
   CHECK(std::any_of(p.begin(), p.end(), [](float v) { return std::isnan(v); }));
+}
+
+TEST_CASE("compress: low-rank products are the sums they should be, with the same bits on every instruction set") {
+  for (const std::size_t rows : {1, 2, 3, 9, 16})
+    for (const std::size_t columns : {1, 15, 16, 33, 131})
+      for (const std::size_t rank : {1, 2, 3, 4, 7}) {
+        const std::vector<float> m = values(rows * columns, 5), q = values(rank * columns, 6), p = values(rows * rank, 7);
+        std::vector<float> first[3];
+        for (const Table* table : tables()) {
+          std::vector<float> out[3] = {std::vector<float>(rows * rank + 1, -7.0F), std::vector<float>(rank * columns + 1, -7.0F),
+                                       std::vector<float>(rows * columns + 1, -7.0F)};
+          std::vector<float> error = m;
+          table->project(out[0].data(), m.data(), q.data(), rows, columns, rank);
+          table->project_back(out[1].data(), m.data(), p.data(), rows, columns, rank);
+          for (std::size_t i = 0; i < rows; ++i)
+            table->expand_row(out[2].data() + i * columns, error.data() + i * columns, p.data() + i * rank, q.data(), columns, rank);
+          for (int k = 0; k < 3; ++k) {
+            CHECK(out[k].back() == -7.0F);
+            if (table == tables().front()) first[k] = out[k];
+            CHECK(same(first[k].data(), out[k].data(), out[k].size() * 4));
+          }
+          for (std::size_t i = 0; i < m.size(); ++i) CHECK(error[i] == m[i] - out[2][i]);
+        }
+        for (std::size_t r = 0; r < rank; ++r) {
+          for (std::size_t i = 0; i < rows; ++i) {
+            double sum = 0, size = 0;
+            for (std::size_t j = 0; j < columns; ++j) sum += double{m[i * columns + j]} * double{q[r * columns + j]};
+            for (std::size_t j = 0; j < columns; ++j) size += std::fabs(double{m[i * columns + j]} * double{q[r * columns + j]});
+            CHECK(std::fabs(first[0][i * rank + r] - sum) <= 1e-5 * size);
+          }
+          for (std::size_t j = 0; j < columns; ++j) {
+            double sum = 0, size = 0;
+            for (std::size_t i = 0; i < rows; ++i) sum += double{m[i * columns + j]} * double{p[i * rank + r]};
+            for (std::size_t i = 0; i < rows; ++i) size += std::fabs(double{m[i * columns + j]} * double{p[i * rank + r]});
+            CHECK(std::fabs(first[1][r * columns + j] - sum) <= 1e-5 * size);
+          }
+        }
+        for (std::size_t i = 0; i < rows; ++i)
+          for (std::size_t j = 0; j < columns; ++j) {
+            double sum = 0, size = 0;
+            for (std::size_t r = 0; r < rank; ++r) {
+              sum += double{p[i * rank + r]} * double{q[r * columns + j]};
+              size += std::fabs(double{p[i * rank + r]} * double{q[r * columns + j]});
+            }
+            CHECK(std::fabs(first[2][i * columns + j] - sum) <= 1e-5 * size);
+          }
+      }
 }

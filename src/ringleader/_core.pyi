@@ -299,11 +299,12 @@ class compress:  # noqa: N801 - a submodule
         dst: NDArray[np.uint8] | None,
         src: NDArray[np.float32],
         error: NDArray[np.float32] | None = None,
+        lost: NDArray[np.float32] | None = None,
         decoded: NDArray[np.float32] | None = None,
         scale: float = 1.0,
         seed: int = 0,
     ) -> None:
-        """dst = encoding of (src + error) * scale; error = what is lost, unscaled; decoded = what dst stands for."""
+        """dst = encoding of (src + error) * scale; lost = what is lost, unscaled; decoded = what dst stands for."""
     @staticmethod
     def decode(scheme: str, dst: NDArray[np.float32], src: NDArray[np.uint8], accumulate: bool = False) -> None: ...
     @staticmethod
@@ -320,13 +321,19 @@ class compress:  # noqa: N801 - a submodule
     ) -> None:
         """dst[index] += scale * value. Raises errors.invalid for an index out of range; nothing is written then."""
     @staticmethod
-    def add(y: NDArray[np.float32], x: NDArray[np.float32]) -> None: ...
+    def add(out: NDArray[np.float32], a: NDArray[np.float32], b: NDArray[np.float32]) -> None: ...
     @staticmethod
     def clean(x: NDArray[np.float32]) -> None:
         """What is not finite becomes 0."""
     @staticmethod
     def orthonormalise(p: NDArray[np.float32]) -> None:
         """Columns of p, shape (rows, rank); equal bits on every machine. Dependent columns become zero."""
+    @staticmethod
+    def project(m: NDArray[np.float32], q: NDArray[np.float32], p: NDArray[np.float32]) -> None:
+        """p = m q, shapes (rows, columns), (columns, rank), (rows, rank). Equal bits on every machine."""
+    @staticmethod
+    def project_back(m: NDArray[np.float32], p: NDArray[np.float32], q: NDArray[np.float32]) -> None:
+        """q = m^T p. Equal bits on every machine."""
     @staticmethod
     def expand(
         p: NDArray[np.float32],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
 from ringleader.errors import InvalidArgument
-from ringleader.overlap import CostCurve, Timeline, plan_buckets
+from ringleader.overlap import CostCurve, Timeline, fixed_buckets, plan_buckets
 from ringleader.torch.graph import Rates, timeline_from_graph
 from ringleader.torch.recording import record_step, record_timeline
 
@@ -225,3 +226,12 @@ def test_plan_of_a_traced_model_hides_what_can_be_hidden() -> None:
     plan = plan_buckets(line, cost, 25e-6)
     assert plan.exposed < 0.5 * plan.compared["a single one"].exposed
     assert plan.exposed < plan.compared["one a gradient"].exposed
+
+
+def test_fixed_buckets_are_those_of_ddp() -> None:
+    random = np.random.default_rng(3)
+    sizes = random.integers(1, 3000, 40)
+    theirs, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(
+        [torch.empty(int(size), dtype=torch.uint8) for size in sizes], [1000, 5000]
+    )
+    assert fixed_buckets(sizes, 5000, 1000) == tuple(tuple(bucket) for bucket in theirs)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_support import Ranks, joined
 
 from ringleader import errors
+from ringleader.compress import ErrorFeedback, Int4, OneBit, Policy, TopK
 from ringleader.torch import hooks
 
 HOOKS: dict[str, Any] = {
@@ -30,6 +31,9 @@ HOOKS: dict[str, Any] = {
     "qsgd": hooks.qsgd,
     "natural": hooks.natural,
     "powersgd": lambda: hooks.powersgd(2),
+    "policy": lambda: hooks.compressed(
+        Policy(ErrorFeedback(TopK(ratio=0.1)), rules=[("second.*", ErrorFeedback(OneBit())), ("last.*", None)])
+    ),
 }
 
 
@@ -82,29 +86,15 @@ def bits(model: Any) -> bytes:
     return b"".join(parameter.detach().numpy().tobytes() for parameter in model.module.parameters())
 
 
-def trains(path: str, name: str) -> tuple[bytes, list[float]]:
+def restarts(path: str, name: str) -> tuple[bytes, list[float], bool, int]:
+    """40 steps; and 20, a restart, 20 more."""
     with joined(path) as (rank, _):
-        model, optimiser = model_of(HOOKS[name](), gradient_as_bucket_view=name in ("int8", "topk"))
-        losses = train(model, optimiser, rank, range(30))
-        return bits(model), losses
-
-
-@pytest.mark.parametrize("name", HOOKS)
-def test_ranks_stay_equal_and_learn(ranks: Ranks, name: str) -> None:
-    results = ranks.run(trains, name)
-    assert len({parameters for parameters, _ in results}) == 1
-    for _, losses in results:
-        assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
-
-
-def restarts(path: str, name: str) -> tuple[bool, int]:
-    with joined(path) as (rank, _):
-        straight, optimiser = model_of(HOOKS[name]())
-        train(straight, optimiser, rank, range(20))
+        straight, optimiser = model_of(HOOKS[name](), gradient_as_bucket_view=name in ("int8", "topk"))
+        losses = train(straight, optimiser, rank, range(40))
         want = bits(straight)
         hook = HOOKS[name]()
         first, optimiser = model_of(hook)
-        train(first, optimiser, rank, range(10))
+        train(first, optimiser, rank, range(20))
         saved = io.BytesIO()
         torch.save([first.module.state_dict(), optimiser.state_dict(), hook.state_dict()], saved)
         layouts = len(hook.state_dict()["layout"])
@@ -116,13 +106,16 @@ def restarts(path: str, name: str) -> tuple[bool, int]:
         second.module.load_state_dict(parameters)
         optimiser.load_state_dict(momentum)
         hook.load_state_dict(state)
-        train(second, optimiser, rank, range(10, 20))
-        return bits(second) == want, layouts
+        train(second, optimiser, rank, range(20, 40))
+        return want, losses, bits(second) == want, layouts
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_a_restart_changes_no_bit(ranks: Ranks, name: str) -> None:
-    for same, buckets in ranks.run(restarts, name):
+def test_ranks_stay_equal_and_learn_and_a_restart_changes_no_bit(ranks: Ranks, name: str) -> None:
+    results = ranks.run(restarts, name)
+    assert len({parameters for parameters, _, _, _ in results}) == 1
+    for _, losses, same, buckets in results:
+        assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
         assert same
         assert buckets > 1
 
@@ -168,38 +161,75 @@ def test_uneven_inputs(ranks: Ranks, name: str) -> None:
     assert len(set(ranks.run(uneven, name))) == 1
 
 
-def accumulates(path: str) -> tuple[bool, bool]:
+def accumulates(path: str) -> list[bool]:
+    """Gradients of a batch in two parts, of which one is not synchronised, are those of the whole."""
+    found = []
     with joined(path) as (rank, _):
-        grads = []
-        for accumulate in (True, False):
-            model, _ = model_of(hooks.fp16())
-            x, y = batch(rank, 0)
-            halves = [(x[:8], y[:8]), (x[8:], y[8:])] if accumulate else [(x, y)]
-            for part, (a, b) in enumerate(halves):
-                waits = accumulate and part == 0
-                with model.no_sync() if waits else contextlib.nullcontext():
-                    (((model(a) - b) ** 2).mean() / len(halves)).backward()
-            grads.append(torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]))
-        return torch.allclose(*grads, rtol=1e-2, atol=1e-3), bool(torch.isfinite(grads[0]).all())
+        for make in (hooks.fp16, lambda: hooks.topk(1.0), lambda: hooks.dgc(1.0, momentum=0.0)):
+            grads = []
+            for accumulate in (True, False):
+                model, _ = model_of(make())
+                for step in range(2):  # the first is not compressed
+                    model.zero_grad()
+                    x, y = batch(rank, step)
+                    halves = [(x[:8], y[:8]), (x[8:], y[8:])] if accumulate else [(x, y)]
+                    for part, (a, b) in enumerate(halves):
+                        waits = accumulate and part == 0
+                        with model.no_sync() if waits else contextlib.nullcontext():
+                            (((model(a) - b) ** 2).mean() / len(halves)).backward()
+                grads.append(torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]))
+            found.append(torch.allclose(*grads, rtol=1e-2, atol=1e-3) and bool(torch.isfinite(grads[0]).all()))
+    return found
 
 
 def test_accumulation_without_synchronising(ranks: Ranks) -> None:
-    assert ranks.run(accumulates) == [(True, True)] * 3
+    assert ranks.run(accumulates) == [[True] * 3] * 3
 
 
-def half(path: str, name: str) -> list[str]:
+def half(path: str) -> dict[str, list[str]]:
+    found = {}
     with joined(path) as (rank, _):
-        torch.manual_seed(0)
-        model = DistributedDataParallel(Net().to(torch.bfloat16))
-        HOOKS[name]().register(model)
-        for step in range(3):
-            model(batch(rank, step)[0].to(torch.bfloat16)).float().pow(2).mean().backward()
-        return sorted({str(parameter.grad.dtype) for parameter in model.parameters()})
+        for name, make in HOOKS.items():
+            torch.manual_seed(0)
+            model = DistributedDataParallel(Net().to(torch.bfloat16))
+            make().register(model)
+            for step in range(3):
+                model(batch(rank, step)[0].to(torch.bfloat16)).float().pow(2).mean().backward()
+            assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in model.parameters())
+            found[name] = sorted({str(parameter.grad.dtype) for parameter in model.parameters()})
+    return found
 
 
-@pytest.mark.parametrize("name", ["bf16", "topk", "powersgd", "onebit"])
-def test_gradients_keep_their_type(ranks: Ranks, name: str) -> None:
-    assert ranks.run(half, name) == [["torch.bfloat16"]] * 3
+def test_gradients_keep_their_type(ranks: Ranks) -> None:
+    for found in ranks.run(half):
+        assert found == {name: ["torch.bfloat16"] for name in HOOKS}
+
+
+def chosen(path: str) -> tuple[dict[str, bool], list[int]]:
+    """Which gradients are exact, and how many elements are remembered by each compressor of the policy."""
+    with joined(path) as (rank, _):
+        policy = Policy(ErrorFeedback(TopK(ratio=0.1)), rules=[("second.*", ErrorFeedback(Int4())), ("last.*", None)])
+        grads = []
+        for hook in (None, hooks.compressed(policy)):
+            torch.manual_seed(0)
+            model = DistributedDataParallel(Net(), bucket_cap_mb=25)
+            if hook is not None:
+                hook.register(model)
+            for step in range(3):
+                model.zero_grad()
+                model(batch(rank, step)[0]).pow(2).mean().backward()
+            grads.append({name: parameter.grad.clone() for name, parameter in model.module.named_parameters()})
+        exact = {name: torch.allclose(grads[1][name], each, rtol=1e-4, atol=1e-6) for name, each in grads[0].items()}
+        return exact, [sum(each.size for each in codec.errors.values()) for codec in policy.compressors()]
+
+
+def test_a_policy_chooses_for_each_parameter(ranks: Ranks) -> None:
+    for exact, remembered in ranks.run(chosen):
+        assert exact == {
+            "last.weight": True, "last.bias": True, "first.weight": False, "first.bias": True,
+            "second.weight": False, "second.bias": False,
+        }  # fmt: skip
+        assert remembered == [20 * 64, 64 * 48 + 48]
 
 
 def refused(path: str) -> list[str]:

@@ -21,6 +21,7 @@ from ringleader.compress import (
     Int8,
     Natural,
     OneBit,
+    Policy,
     PowerSGD,
     RandomK,
     TopK,
@@ -119,6 +120,31 @@ def test_another_size_starts_anew_with_one_line(name: str, caplog: pytest.LogCap
     assert set(codec.errors) == {"layer"}
 
 
+def test_memory_does_not_grow() -> None:
+    codec = DGC(ratio=0.1)
+    for elements in range(100, 140):
+        codec.compress(gradient(elements, 0), "layer")
+        codec.compress(gradient(elements, 1), "layer")
+    for memory in (codec.errors, codec.velocities):
+        held = [*memory._values.values(), *memory._spare.values(), *memory._successors.values()]
+        assert sum(each.size for each in held) <= 2 * 139
+
+
+@every_memory
+def test_a_step_that_fails_leaves_no_trace(name: str) -> None:
+    codec, straight = WITH_MEMORY[name](), WITH_MEMORY[name]()
+    for each in (codec, straight):
+        each.compress(gradient(500, 0), "w")
+    before = copy.deepcopy(codec.state_dict())
+    for _ in range(2):
+        mark = codec.mark("w")
+        codec.stage(gradient(500, 1), "w")
+        codec.roll_back("w", mark)
+        assert equal_state(before, codec.state_dict())
+    for step in (1, 2):
+        assert same_bits(*(each.decompress(each.compress(gradient(500, step), "w")) for each in (codec, straight)))
+
+
 @every_plain
 def test_integers_are_refused(name: str) -> None:
     with pytest.raises(errors.UnsupportedType, match="int64"):
@@ -132,8 +158,6 @@ from compress_support import PLAIN, gradient
 import numpy as np
 digest = hashlib.sha256()
 for name, make in sorted(PLAIN.items()):
-    if name.startswith("powersgd"):
-        continue  # its first factor is multiplied by NumPy
     codec = make()
     for elements in (1, 63, 65, 5000, 100003):
         payload = codec.compress(gradient(elements, 1))
@@ -380,6 +404,9 @@ def test_orthonormal_columns_and_dependent_ones() -> None:
         (lambda: PowerSGD(rank=0), "from 1"),
         (lambda: DGC(momentum=1.0), "below 1"),
         (lambda: ErrorFeedback(ErrorFeedback(OneBit())), "without error feedback"),
+        (lambda: Policy("fp16"), "expected one of ringleader.compress"),
+        (lambda: Policy(OneBit(), rules=[("*", 3)]), "the compressor for '\\*' is 3"),
+        (lambda: Policy(OneBit()).load_state_dict({"compressors": []}), "of 0 compressors; this policy has 1"),
         (lambda: ErrorFeedback(RandomK(k=1, unbiased=True)).compress(np.ones(3, np.float32)), "diverges"),
     ],
 )

@@ -169,8 +169,10 @@ def test_overhead_makes_larger_partitions() -> None:
 
 def test_plan_of_many_bytes_does_not_try_tiny_partitions() -> None:
     line = layers(4, 1 << 31)
-    plan = plan_priority(line, CostCurve.affine(0.0, 1e-10))
-    assert len(plan.partitions) <= 4096
+    plan = plan_priority(line, CostCurve.affine(0.0, 1e-10), sizes=(64 * KIB, 4096 * KIB))
+    assert plan.size == 4096 * KIB
+    alone = plan_priority(layers(1, 1 << 20), CostCurve.affine(0.0, 1e-10), sizes=(128,))  # nothing else to try
+    assert len(alone.partitions) == 8192
 
 
 # ------------------------------------------------------------------------------------------------ at run time

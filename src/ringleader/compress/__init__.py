@@ -9,6 +9,7 @@ from ringleader.compress.blocks import QSGD, BlockCompressor, Int4, Int8, Natura
 from ringleader.compress.casts import BF16, FP16
 from ringleader.compress.feedback import DGC, EFSGD, ErrorFeedback
 from ringleader.compress.low_rank import PowerSGD
+from ringleader.compress.policy import Policy
 from ringleader.compress.sparse import RandomK, TopK
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Natural",
     "OneBit",
     "Payload",
+    "Policy",
     "PowerSGD",
     "RandomK",
     "TopK",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -14,10 +15,23 @@ from numpy.typing import NDArray
 
 from ringleader import _core, errors
 
-__all__ = ["Compressor", "Floats", "Keyed", "Kind", "Payload", "State", "as_floats", "log"]
+__all__ = [
+    "Compressor",
+    "Counter",
+    "Counting",
+    "Floats",
+    "Keyed",
+    "Kind",
+    "Payload",
+    "Shapes",
+    "State",
+    "as_floats",
+    "log",
+]
 
 Floats: TypeAlias = NDArray[np.float32]
 State: TypeAlias = dict[str, Any]
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
 Kind: TypeAlias = Literal["linear", "blocks", "sparse", "low_rank", "gathered"]
 
 log: Final = logging.getLogger("ringleader.COMPRESS")
@@ -37,12 +51,15 @@ class Payload:
         Places of the elements that were selected; does not travel, as it is known to all ranks or part of `data`.
     shape
         Shape of that array, for a compressor to which it matters.
+    key
+        Name of that array, likewise.
     """
 
     data: NDArray[Any]
     elements: int
     index: NDArray[np.uint32] | None = None
     shape: tuple[int, ...] = ()
+    key: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -133,18 +150,18 @@ class Compressor(ABC):
         """Bytes of the payload of an array of so many elements."""
         return -int(-4 * elements // self.compression_ratio)
 
-    def compress_with_error(self, x: Any, error: Floats, key: str = "") -> Payload:
-        """Compress ``x + error`` and leave in `error` what is lost by that; what is not finite is not kept.
+    def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
+        """Compress ``x + error`` and leave in `lost` what is lost by that; what is not finite is not kept.
 
         Parameters
         ----------
-        error
-            Shape (x.size,).
+        error, lost
+            Shape (x.size,); may be the same array.
         """
-        _core.compress.add(error, as_floats(x))
-        payload = self.compress(error, key)
-        error -= self.decompress(payload)
-        _core.compress.clean(error)
+        _core.compress.add(lost, error, as_floats(x))
+        payload = self.compress(lost.reshape(np.shape(x)), key)
+        lost -= self.decompress(payload)
+        _core.compress.clean(lost)
         return payload
 
     def state_dict(self) -> State:
@@ -155,6 +172,26 @@ class Compressor(ABC):
         """Go on from a `state_dict`."""
         if state:
             raise errors.InvalidArgument(f"{type(self).__name__} has no state, but is to load {sorted(state)}")
+
+    def set_shapes(self, key: str, shapes: Shapes) -> None:  # noqa: B027 - to most they do not matter
+        """Say of what parts, one after another, the array `key` consists: for compressors that work on matrices."""
+
+    # A compressed all-reduce is a transaction: `mark`, then `commit` if it succeeds on this rank, else `roll_back`.
+
+    def mark(self, key: str) -> Any:
+        """What `roll_back` needs to make the next `compress` of the array `key` undone: by default all state."""
+        return copy.deepcopy(self.state_dict())
+
+    def roll_back(self, key: str, mark: Any) -> None:
+        """Forget what was compressed since `mark`, so that doing it again gives the same bits."""
+        self.load_state_dict(mark)
+
+    def commit(self, key: str) -> None:  # noqa: B027 - most remember nothing
+        """What was compressed has arrived: it counts."""
+
+    def common_steps(self) -> Counter | None:
+        """Numbers of steps on which all ranks must agree, because the same part of the array is taken by each."""
+        return None
 
     def at(self, key: str) -> Keyed:
         """This compressor for the array called `key`; give it as ``compression=``."""
@@ -190,6 +227,33 @@ class Counter:
         self.steps[key] = step + 1
         return step
 
+    def reset(self, key: str, step: int) -> None:
+        """Make `step` the number of the next step of `key`."""
+        self.steps[key] = step
+
     def random(self, key: str, step: int, *more: object) -> int:
         """A seed of 32 bits for a step."""
         return zlib.crc32(repr((self.seed, key, step, *more)).encode())
+
+
+class Counting(Compressor):
+    """A compressor whose only state is how often each array was compressed: it decides what is drawn at random."""
+
+    _counter: Counter
+
+    def state_dict(self) -> State:
+        """Number of steps of each array."""
+        return {"steps": dict(self._counter.steps)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Compressor.load_state_dict`."""
+        self._counter = Counter(self._counter.seed)
+        self._counter.steps.update(state["steps"])
+
+    def mark(self, key: str) -> Any:
+        """See `Compressor.mark`."""
+        return self._counter.steps.get(key, 0)
+
+    def roll_back(self, key: str, mark: Any) -> None:
+        """See `Compressor.roll_back`."""
+        self._counter.reset(key, mark)

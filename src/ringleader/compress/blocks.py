@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringleader import _core, errors
-from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, State, as_floats
+from ringleader.compress.base import Counter, Counting, Floats, Kind, Payload, as_floats
 
 __all__ = ["QSGD", "BlockCompressor", "Int4", "Int8", "Natural", "OneBit"]
 
 
-class BlockCompressor(Compressor):
+class BlockCompressor(Counting):
     """A format of blocks, each encoded on its own: any part of an array can be encoded alone.
 
     Parameters
@@ -38,9 +37,9 @@ class BlockCompressor(Compressor):
         """The seed of the next step of `key`; `more` tells ranks and parts apart."""
         return self._counter.random(key, self._counter.next(key), *more)
 
-    def encode(self, out: NDArray[np.uint8], x: Floats, error: Floats | None, seed: int) -> None:
-        """Encode `x`, or ``x + error``, into `out`, of `wire_bytes` bytes; leave what is lost in `error`."""
-        _core.compress.encode(self.scheme, out, x, error, None, 1.0, seed)
+    def encode(self, out: NDArray[np.uint8], x: Floats, error: Floats | None, lost: Floats | None, seed: int) -> None:
+        """Encode `x`, or ``x + error``, into `out`, of `wire_bytes` bytes; leave what is lost in `lost`."""
+        _core.compress.encode(self.scheme, out, x, error, lost, None, 1.0, seed)
 
     def decode(self, data: NDArray[np.uint8], out: Floats, accumulate: bool = False) -> None:
         """Decode into `out`, or add to it."""
@@ -48,15 +47,15 @@ class BlockCompressor(Compressor):
 
     def compress(self, x: Any, key: str = "") -> Payload:
         """See `Compressor.compress`."""
-        return self._compress(as_floats(x), None, key)
+        return self._compress(as_floats(x), None, None, key)
 
-    def compress_with_error(self, x: Any, error: Floats, key: str = "") -> Payload:
+    def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""
-        return self._compress(as_floats(x), error, key)
+        return self._compress(as_floats(x), error, lost, key)
 
-    def _compress(self, x: Floats, error: Floats | None, key: str) -> Payload:
+    def _compress(self, x: Floats, error: Floats | None, lost: Floats | None, key: str) -> Payload:
         data = np.empty(self.wire_bytes(x.size), np.uint8)
-        self.encode(data, x, error, self.next_seed(key))
+        self.encode(data, x, error, lost, self.next_seed(key))
         return Payload(data, x.size)
 
     def decompress(self, payload: Payload, out: Floats | None = None) -> Floats:
@@ -68,14 +67,6 @@ class BlockCompressor(Compressor):
     def wire_bytes(self, elements: int) -> int:
         """See `Compressor.wire_bytes`."""
         return _core.compress.encoded_bytes(self.scheme, elements)
-
-    def state_dict(self) -> State:
-        """Number of steps of each array, which decide the random rounding."""
-        return {"steps": dict(self._counter.steps)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Compressor.load_state_dict`."""
-        self._counter.steps = dict(state["steps"])
 
 
 class OneBit(BlockCompressor):

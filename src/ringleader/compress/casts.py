@@ -34,7 +34,7 @@ class Cast(BlockCompressor):
         """
         scale = 2.0 ** -(n - 1).bit_length()
         rounded = np.empty_like(x)
-        _core.compress.encode(self.scheme, None, x, None, rounded, scale)
+        _core.compress.encode(self.scheme, None, x, decoded=rounded, scale=scale)
         return rounded, scale
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ringleader import _core, errors
-from ringleader.compress.base import Compressor, Floats, Kind, Payload, State, as_floats, log
+from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, Shapes, State, as_floats
 from ringleader.compress.blocks import QSGD, BlockCompressor
+from ringleader.compress.memory import Memory
 from ringleader.compress.sparse import TopK
 
 __all__ = ["DGC", "EFSGD", "ErrorFeedback"]
@@ -43,8 +44,8 @@ class ErrorFeedback(Compressor):
         if not isinstance(compressor, Compressor) or isinstance(compressor, ErrorFeedback):
             raise errors.InvalidArgument(f"compressor is {compressor!r}; expected a Compressor without error feedback")
         self.compressor = compressor
-        self.errors: dict[str, Floats] = {}
-        self.shard_errors: dict[str, Floats] = {}
+        self.errors = Memory("error memory")
+        self.shard_errors = Memory("error memory of this rank's shard")
 
     @property
     def kind(self) -> Kind:  # type: ignore[override]
@@ -67,15 +68,8 @@ class ErrorFeedback(Compressor):
         return self.compressor.seconds_per_byte
 
     def error(self, key: str, elements: int) -> Floats:
-        """What is remembered of the array `key`; zeros at first. Written to by those who compress.
-
-        An array of another size than before starts anew, with one line in the log.
-        """
-        return _memory(self.errors, key, elements, "error memory")
-
-    def shard_error(self, key: str, elements: int) -> Floats:
-        """What was lost when this rank compressed its shard of the sum of arrays `key` again."""
-        return _memory(self.shard_errors, key, elements, "error memory of this rank's shard")
+        """What is remembered of the array `key`; zeros at first, and where it had another size before."""
+        return self.errors.current(key, elements)
 
     def gather(self, x: Floats, key: str) -> Floats:
         """What is to be compressed, without the error, which `error` gives."""
@@ -87,7 +81,7 @@ class ErrorFeedback(Compressor):
     def pending(self, x: Floats, key: str) -> Floats:
         """All that is to be sent, for a step without compression: nothing is remembered then."""
         total = self.gather(x, key) + self.error(key, x.size)
-        self.error(key, x.size)[:] = 0
+        self.errors.successor(key, x.size)[:] = 0
         return total
 
     def forget(self) -> None:
@@ -96,11 +90,50 @@ class ErrorFeedback(Compressor):
         self.shard_errors.clear()
 
     def compress(self, x: Any, key: str = "") -> Payload:
-        """See `Compressor.compress`."""
+        """See `Compressor.compress`. What is lost counts at once as remembered."""
+        mark = self.mark(key)
+        try:
+            payload = self.stage(x, key)
+        except BaseException:
+            self.roll_back(key, mark)
+            raise
+        self.commit(key)
+        return payload
+
+    def stage(self, x: Any, key: str) -> Payload:
+        """`compress` within a transaction: what is lost counts as remembered after `commit`."""
         values = self.gather(as_floats(x), key)
-        payload = self.compressor.compress_with_error(values.reshape(np.shape(x)), self.error(key, values.size), key)
+        error, lost = self.error(key, values.size), self.errors.successor(key, values.size)
+        payload = self.compressor.compress_with_error(values.reshape(np.shape(x)), error, lost, key)
         self.sent(payload, key)
         return payload
+
+    def mark(self, key: str) -> Any:
+        """See `Compressor.mark`."""
+        return self.compressor.mark(key)
+
+    def roll_back(self, key: str, mark: Any) -> None:
+        """See `Compressor.roll_back`."""
+        self.compressor.roll_back(key, mark)
+        for memory in self._memories():
+            memory.roll_back(key)
+
+    def commit(self, key: str) -> None:
+        """See `Compressor.commit`."""
+        self.compressor.commit(key)
+        for memory in self._memories():
+            memory.commit(key)
+
+    def set_shapes(self, key: str, shapes: Shapes) -> None:
+        """See `Compressor.set_shapes`."""
+        self.compressor.set_shapes(key, shapes)
+
+    def common_steps(self) -> Counter | None:
+        """See `Compressor.common_steps`."""
+        return self.compressor.common_steps()
+
+    def _memories(self) -> tuple[Memory, ...]:
+        return self.errors, self.shard_errors
 
     def decompress(self, payload: Payload, out: Floats | None = None) -> Floats:
         """See `Compressor.decompress`."""
@@ -113,27 +146,16 @@ class ErrorFeedback(Compressor):
     def state_dict(self) -> State:
         """All that is remembered, and the state of the compressor. It belongs to this rank."""
         return {
-            "errors": {key: error.copy() for key, error in self.errors.items()},
-            "shard_errors": {key: error.copy() for key, error in self.shard_errors.items()},
+            "errors": self.errors.state_dict(),
+            "shard_errors": self.shard_errors.state_dict(),
             "compressor": self.compressor.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Compressor.load_state_dict`. After a change of the number of ranks, shards start anew by themselves."""
-        self.errors = {key: np.array(error, np.float32) for key, error in state["errors"].items()}
-        self.shard_errors = {key: np.array(error, np.float32) for key, error in state["shard_errors"].items()}
+        self.errors.load_state_dict(state["errors"])
+        self.shard_errors.load_state_dict(state["shard_errors"])
         self.compressor.load_state_dict(state["compressor"])
-
-
-def _memory(memory: dict[str, Floats], key: str, elements: int, what: str) -> Floats:
-    found = memory.get(key)
-    if found is None or found.size != elements:
-        if found is not None:
-            log.warning(
-                "%s of array %r starts anew: it has %d elements now, %d before", what, key, elements, found.size
-            )
-        found = memory[key] = np.zeros(elements, np.float32)
-    return found
 
 
 class EFSGD(ErrorFeedback):
@@ -195,18 +217,18 @@ class DGC(ErrorFeedback):
             raise errors.InvalidArgument(f"momentum is {momentum!r}; expected a number from 0 to below 1")
         super().__init__(TopK(ratio, selection=selection, warmup_steps=warmup_steps, exchange=exchange))
         self.momentum = momentum
-        self.velocities: dict[str, Floats] = {}
+        self.velocities = Memory("velocity")
 
     def gather(self, x: Floats, key: str) -> Floats:
         """The velocity: what the optimiser's momentum would make of this rank's gradient."""
-        velocity = _memory(self.velocities, key, x.size, "velocity")
-        velocity *= np.float32(self.momentum)
+        velocity = self.velocities.successor(key, x.size)
+        np.multiply(self.velocities.current(key, x.size), np.float32(self.momentum), out=velocity)
         velocity += x
         return velocity
 
     def sent(self, payload: Payload, key: str) -> None:
         """Stop the momentum of what was sent, and of what is not finite."""
-        velocity = self.velocities[key]
+        velocity = self.velocities.successor(key, payload.elements)
         velocity[payload.index] = 0
         if payload.index is not None and not np.isfinite(payload.data[payload.data.size // 2 :].view(np.float32)).all():
             _core.compress.clean(velocity)
@@ -219,15 +241,17 @@ class DGC(ErrorFeedback):
     def pending(self, x: Floats, key: str) -> Floats:
         """See `ErrorFeedback.pending`."""
         total = super().pending(x, key)
-        self.velocities[key][:] = 0
+        self.velocities.successor(key, x.size)[:] = 0
         return total
+
+    def _memories(self) -> tuple[Memory, ...]:
+        return *super()._memories(), self.velocities
 
     def state_dict(self) -> State:
         """See `ErrorFeedback.state_dict`."""
-        velocities = {key: velocity.copy() for key, velocity in self.velocities.items()}
-        return {**super().state_dict(), "velocities": velocities}
+        return {**super().state_dict(), "velocities": self.velocities.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `ErrorFeedback.load_state_dict`."""
         super().load_state_dict(state)
-        self.velocities = {key: np.array(each, np.float32) for key, each in state["velocities"].items()}
+        self.velocities.load_state_dict(state["velocities"])

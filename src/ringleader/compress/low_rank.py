@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from ringleader import _core, errors
-from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, State, as_floats, log
+from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, Shapes, State, as_floats, log
 
-__all__ = ["PowerSGD", "Shapes"]
+__all__ = ["PowerSGD"]
 
-Shapes: TypeAlias = Sequence[tuple[int, ...]]
 Average: TypeAlias = Callable[[Floats], None]
 
 
@@ -73,7 +72,7 @@ class PowerSGD(Compressor):
         self._shapes: dict[str, list[tuple[int, ...]]] = {}
 
     def set_shapes(self, key: str, shapes: Shapes) -> None:
-        """Say of what parts, one after another, the array `key` consists."""
+        """See `Compressor.set_shapes`."""
         self._shapes[key] = [tuple(shape) for shape in shapes]
 
     def parts(self, key: str, elements: int, shape: tuple[int, ...] = ()) -> list[_Part]:
@@ -123,7 +122,15 @@ class PowerSGD(Compressor):
             factors.append(q)
         return factors
 
-    def average(self, x: Floats, average: Average, key: str, shape: tuple[int, ...], error: Floats | None) -> Floats:
+    def average(
+        self,
+        x: Floats,
+        average: Average,
+        key: str,
+        shape: tuple[int, ...],
+        error: Floats | None = None,
+        lost: Floats | None = None,
+    ) -> Floats:
         """The mean over ranks of `x`, compressed.
 
         Parameters
@@ -134,33 +141,41 @@ class PowerSGD(Compressor):
             Replaces a vector by its mean over all ranks.
         shape
             Shape of the array as the user has it.
-        error
-            Is added to `x`; receives what is lost.
+        error, lost
+            What is added to `x`, and what receives what is lost.
 
         Returns
         -------
         array
             New, shape (elements,): equal bits on all ranks.
         """
-        if error is not None:
-            _core.compress.add(error, x)
-            x = error
+        if error is not None and lost is not None:
+            _core.compress.add(lost, error, x)
+            x = lost
         parts = self.parts(key, x.size, shape)
         p, q = self._factor(x, parts, self._start(key, parts), average)
         self._remember(key, q)
-        return self._expand(parts, p, q, x.size, error)
+        return self._expand(parts, p, q, x.size, lost)
 
     def _factor(
         self, x: Floats, parts: list[_Part], start: list[Floats], average: Average
     ) -> tuple[list[Floats], list[Floats]]:
         """Factors p of all parts (of vectors: themselves) and q of the matrices, averaged."""
         queue = iter(start)
-        first = [part.of(x) @ next(queue) if part.rank else part.of(x) for part in parts]
+        first = []
+        for part in parts:
+            first.append(np.empty((part.rows, part.rank), np.float32) if part.rank else part.of(x))
+            if part.rank:
+                _core.compress.project(part.of(x), next(queue), first[-1])
         p = _averaged(first, average)
         for part, factor in zip(parts, p, strict=True):
             if part.rank:
                 _core.compress.orthonormalise(factor)
-        second = [part.of(x).T @ factor for part, factor in zip(parts, p, strict=True) if part.rank]
+        second = []
+        for part, factor in zip(parts, p, strict=True):
+            if part.rank:
+                second.append(np.empty((part.columns, part.rank), np.float32))
+                _core.compress.project_back(part.of(x), factor, second[-1])
         return p, _averaged(second, average)
 
     def _remember(self, key: str, q: list[Floats]) -> None:
@@ -192,11 +207,11 @@ class PowerSGD(Compressor):
         self._remember(key, q)
         pieces = [piece.reshape(-1) for piece in (*p, *q)]
         data = np.concatenate(pieces) if pieces else np.empty(0, np.float32)
-        return Payload(data, values.size, shape=np.shape(x))
+        return Payload(data, values.size, shape=np.shape(x), key=key)
 
-    def decompress(self, payload: Payload, out: Floats | None = None, key: str = "") -> Floats:
+    def decompress(self, payload: Payload, out: Floats | None = None) -> Floats:
         """What the factors stand for."""
-        parts, at = self.parts(key, payload.elements, payload.shape), 0
+        parts, at = self.parts(payload.key, payload.elements, payload.shape), 0
         p, q = [], []
         for part in parts:
             shape = (part.rows, part.rank) if part.rank else (1, part.columns)
@@ -209,12 +224,12 @@ class PowerSGD(Compressor):
                 at += size
         return self.into(out, self._expand(parts, p, q, payload.elements, None))
 
-    def compress_with_error(self, x: Any, error: Floats, key: str = "") -> Payload:
+    def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""
-        _core.compress.add(error, as_floats(x))
-        payload = self.compress(error.reshape(np.shape(x)), key)
-        error -= self.decompress(payload, key=key)
-        _core.compress.clean(error)
+        _core.compress.add(lost, error, as_floats(x))
+        payload = self.compress(lost.reshape(np.shape(x)), key)
+        lost -= self.decompress(payload)
+        _core.compress.clean(lost)
         return payload
 
     def wire_bytes(self, elements: int) -> int:
@@ -231,8 +246,26 @@ class PowerSGD(Compressor):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Compressor.load_state_dict`."""
-        self._counter.steps = dict(state["steps"])
+        self._counter = Counter(self._counter.seed)
+        self._counter.steps.update(state["steps"])
         self._factors = {key: [np.array(q, np.float32) for q in factors] for key, factors in state["factors"].items()}
+
+    def mark(self, key: str) -> Any:
+        """See `Compressor.mark`."""
+        return self._counter.steps.get(key, 0), self._factors.get(key)
+
+    def roll_back(self, key: str, mark: Any) -> None:
+        """See `Compressor.roll_back`."""
+        step, factors = mark
+        self._counter.reset(key, step)
+        if factors is None:
+            self._factors.pop(key, None)
+        else:
+            self._factors[key] = factors
+
+    def common_steps(self) -> Counter | None:
+        """All ranks start from the same factor."""
+        return self._counter
 
 
 def _averaged(pieces: list[Floats], average: Average) -> list[Floats]:

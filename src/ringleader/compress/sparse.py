@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringleader import _core, errors
-from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, State, as_floats
+from ringleader.compress.base import Counter, Counting, Floats, Kind, Payload, as_floats
 
 __all__ = ["RandomK", "TopK", "pack", "unpack"]
 
@@ -27,8 +26,9 @@ def _check_amount(ratio: float | None, k: int | None) -> None:
         raise errors.InvalidArgument(f"k is {k!r}; expected an integer from 0")
 
 
-def _amount(ratio: float | None, k: int | None, elements: int) -> int:
-    return min(elements, math.ceil(ratio * elements) if ratio is not None else k or 0)
+def _amount(ratio: float | None, k: int | None, elements: int, parts: int = 1) -> int:
+    """How many of each of the parts, of so many elements, are sent."""
+    return min(elements, math.ceil(ratio * elements) if ratio is not None else -(-(k or 0) // parts))
 
 
 def pack(index: NDArray[np.uint32], value: Floats) -> NDArray[np.uint32]:
@@ -48,7 +48,7 @@ def unpack(data: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], Floats]:
     return data[:k], data[k:].view(np.float32)
 
 
-class TopK(Compressor):
+class TopK(Counting):
     """The k elements of largest magnitude, with their places: 8 bytes each.
 
     Of equal magnitudes the lower place is taken. Infinities and NaN count as largest. With k = 0 nothing is sent.
@@ -111,14 +111,19 @@ class TopK(Compressor):
         """See `Compressor.compress`."""
         return self._select(as_floats(x), False, key)
 
-    def compress_with_error(self, x: Any, error: Floats, key: str = "") -> Payload:
+    def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""
-        _core.compress.add(error, as_floats(x))
-        return self._select(error, True, key)
+        _core.compress.add(lost, error, as_floats(x))
+        return self._select(lost, True, key)
 
     def _select(self, x: Floats, clear: bool, key: str) -> Payload:
+        k, seed = self.next_amount(key, x.size)
+        return self.select(x, k, clear, seed)
+
+    def next_amount(self, key: str, elements: int, parts: int = 1) -> tuple[int, int]:
+        """How many of each part of an array, of so many elements, the next step of `key` sends, and its seed."""
         step = self._counter.next(key)
-        return self.select(x, _amount(self.ratio_at(step), self.k, x.size), clear, self._counter.random(key, step))
+        return _amount(self.ratio_at(step), self.k, elements, parts), self._counter.random(key, step)
 
     def select(self, x: Floats, k: int, clear: bool, seed: int = 0) -> Payload:
         """The payload of `k` elements of `x`; with `clear` these become zero in `x`, and so does what is not finite."""
@@ -143,16 +148,12 @@ class TopK(Compressor):
         """See `Compressor.wire_bytes`; after the warm-up."""
         return 8 * _amount(self.ratio, self.k, elements)
 
-    def state_dict(self) -> State:
-        """Number of steps of each array."""
-        return {"steps": dict(self._counter.steps)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Compressor.load_state_dict`."""
-        self._counter.steps = dict(state["steps"])
+    def common_steps(self) -> Counter | None:
+        """During the warm-up: all ranks send equally many."""
+        return self._counter if self.warmup_steps else None
 
 
-class RandomK(Compressor):
+class RandomK(Counting):
     """One random element from each of k equal parts of the array. All ranks take the same: payloads can be summed.
 
     Parameters
@@ -188,26 +189,34 @@ class RandomK(Compressor):
         """See `Compressor.compress`."""
         return self._select(as_floats(x), False, key)
 
-    def compress_with_error(self, x: Any, error: Floats, key: str = "") -> Payload:
+    def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""
         if self.unbiased:
             raise errors.InvalidArgument("RandomK(unbiased=True) in ErrorFeedback diverges; leave out unbiased")
-        _core.compress.add(error, as_floats(x))
-        payload = self._select(error, True, key)
-        _core.compress.clean(error)
+        _core.compress.add(lost, error, as_floats(x))
+        payload = self._select(lost, True, key)
+        _core.compress.clean(lost)
         return payload
 
     def _select(self, x: Floats, clear: bool, key: str) -> Payload:
+        index = self.next_places(key, x.size)
+        return Payload(self.take(x, index, clear), x.size, index)
+
+    def next_places(self, key: str, elements: int, parts: int = 1) -> NDArray[np.uint32]:
+        """Which elements of each part of an array, of so many, the next step of `key` sends; the same on all ranks."""
         step = self._counter.next(key)
-        k = _amount(self.ratio, self.k, x.size)
-        index = np.empty(k, np.uint32)
-        _core.compress.select_random(x.size, index, self._counter.random(key, step))
-        value = x[index]
+        index = np.empty(_amount(self.ratio, self.k, elements, parts), np.uint32)
+        _core.compress.select_random(elements, index, self._counter.random(key, step))
+        return index
+
+    def take(self, x: Floats, index: NDArray[np.uint32], clear: bool) -> Floats:
+        """What is sent of the elements at these places of `x`; with `clear` they become zero."""
+        value: Floats = x[index]
         if clear:
             x[index] = 0
-        if self.unbiased and k:
-            value *= np.float32(x.size / k)
-        return Payload(value, x.size, index)
+        if self.unbiased and index.size:
+            value *= np.float32(x.size / index.size)
+        return value
 
     def decompress(self, payload: Payload, out: Floats | None = None) -> Floats:
         """See `Compressor.decompress`."""
@@ -222,10 +231,6 @@ class RandomK(Compressor):
         """See `Compressor.wire_bytes`."""
         return 4 * _amount(self.ratio, self.k, elements)
 
-    def state_dict(self) -> State:
-        """Number of steps of each array."""
-        return {"steps": dict(self._counter.steps)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Compressor.load_state_dict`."""
-        self._counter.steps = dict(state["steps"])
+    def common_steps(self) -> Counter | None:
+        """All ranks take the same places."""
+        return self._counter

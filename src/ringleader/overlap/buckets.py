@@ -131,8 +131,7 @@ def plan_buckets(
     conditions = Conditions(overhead, launch, slowdown)
     if not 0 <= margin < 100:
         raise InvalidArgument(f"margin is {margin}; expected a share of the cost, of at least 0")
-    others = [((0, len(timeline)),), *_distinct_fixed(timeline)]
-    spans, exact = Problem(timeline, cost.scaled(1.0 + margin), conditions).best(others)
+    spans, exact = Problem(timeline, cost.scaled(1.0 + margin), conditions).best(_candidates(timeline))
     return plan_of(timeline, [range(i, j) for i, j in spans], cost, conditions, exact)
 
 
@@ -157,10 +156,7 @@ def plan_of(
     0.5
     """
     conditions = conditions or Conditions()
-    others = {name: fixed_buckets(timeline.nbytes, *caps) for name, caps in _COMPARED.items()}
-    others["one a gradient"] = tuple((i,) for i in range(len(timeline)))
-    others["a single one"] = (tuple(range(len(timeline))),)
-    compared = {name: simulate(timeline, theirs, cost, conditions) for name, theirs in others.items()}
+    compared = {name: simulate(timeline, theirs, cost, conditions) for name, theirs in _others(timeline).items()}
     simulated = simulate(timeline, [tuple(bucket) for bucket in buckets], cost, conditions)
     return BucketPlan(timeline, cost, conditions, simulated, compared, exact)
 
@@ -190,10 +186,18 @@ def brute_force(
     return plan_of(timeline, best.buckets, cost, conditions, exact=True)
 
 
-def _distinct_fixed(timeline: Timeline) -> list[Spans]:
-    """Fixed buckets of all sizes: 4 KiB, 8 KiB, ..."""
-    found: dict[Spans, None] = {}
-    for bits in range(12, 41):
-        buckets = fixed_buckets(timeline.nbytes, 1 << bits, min(1 << bits, MIB))
-        found[tuple((bucket[0], bucket[-1] + 1) for bucket in buckets)] = None
-    return list(found)
+def _others(timeline: Timeline) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """What plans are compared with."""
+    others = {name: fixed_buckets(timeline.nbytes, *caps) for name, caps in _COMPARED.items()}
+    others["one a gradient"] = tuple((i,) for i in range(len(timeline)))
+    others["a single one"] = (tuple(range(len(timeline))),)
+    return others
+
+
+def _candidates(timeline: Timeline) -> list[Spans]:
+    """Plans to begin with: what is compared, and fixed buckets of 4 KiB, 8 KiB, ..."""
+    sizes = [fixed_buckets(timeline.nbytes, 1 << bits, min(1 << bits, MIB)) for bits in range(12, 41)]
+    found = [
+        tuple((bucket[0], bucket[-1] + 1) for bucket in buckets) for buckets in (*_others(timeline).values(), *sizes)
+    ]
+    return list(dict.fromkeys(found))

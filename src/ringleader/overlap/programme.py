@@ -60,7 +60,7 @@ Spans = tuple[tuple[int, int], ...]
 """Buckets as first gradient, and the one after the last."""
 
 _WIDTHS = (4, 64, 512)
-_MOST_LABELS = 100_000_000  # looked at in one run: some seconds
+_MOST_LABELS = 60_000_000  # looked at in one run that is not the first: some seconds
 _NEVER = np.int64(-(1 << 62))
 
 
@@ -86,7 +86,7 @@ class Problem:
     def best(self, candidates: list[Spans]) -> tuple[Spans, bool]:
         """The plan that ends first, never later than the best candidate, and whether none can end earlier."""
         known, exact = min([self.soonest(), *candidates], key=self.step), False
-        for width in _WIDTHS[1:] if self.free else _WIDTHS:
+        for width in _WIDTHS:
             known, exact = self.labels(known, width)
             if exact:
                 break
@@ -161,7 +161,7 @@ class Problem:
         """
         limit, exact, looked = self.step(known), True, 0
         late = self.latest(limit)
-        bound = np.zeros(self.n + 1, np.int64) if self.free else self.delayed()
+        bound = (np.arange(self.n + 1) < self.n).astype(np.int64) if self.free else self.delayed()
         most = len(known) if self.free else limit
         free, second, count, prefix, parent = (np.zeros((self.n + 1) * width + 1, np.int64) for _ in range(5))
         used = 1
@@ -169,7 +169,7 @@ class Problem:
             if late[j] == _NEVER:
                 continue
             looked += used
-            if looked > _MOST_LABELS:
+            if looked > _MOST_LABELS and width > _WIDTHS[0]:
                 return known, False
             length = self.cost(prefix[:used], j)
             delay = 0 if self.free else second[:used] + self.launch

@@ -57,8 +57,7 @@ class Collectives(Runner):
             Array of the same type and number of elements for the result; `x` is then left as it is.
         compression
             A compressor of `ringleader.compress`, for "sum" and "avg" of floating-point numbers;
-            ``compressor.at(name)`` where it remembers something about several arrays. Without `algorithm`, `wire` and
-            `async_op`.
+            ``compressor.at(name)`` where it remembers something about several arrays. Without `algorithm` and `wire`.
 
         Returns
         -------
@@ -86,10 +85,10 @@ class Collectives(Runner):
         array([1., 2.])
         """
         if compression is not None:
-            if algorithm is not None or wire is not None or async_op:
-                raise errors.InvalidArgument("compression= cannot be combined with algorithm=, wire= or async_op=True")
+            if algorithm is not None or wire is not None:
+                raise errors.InvalidArgument("compression= cannot be combined with algorithm= or wire=")
             self._check_usable()
-            return compressed.all_reduce(cast("Communicator", self), x, op, compression, out, timeout)
+            return compressed.all_reduce(cast("Communicator", self), x, op, compression, out, async_op, timeout)
         wire = parse_wire(wire)
         if out is None:
             # The most frequent call of all, so the short way (`_repeat`) is written out: 1 us instead of 1.5.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ringleader import _core, errors, tune
-from ringleader.runtime import arrays
+from ringleader.runtime import arrays, compressed
 from ringleader.runtime.bootstrap import Connected
 from ringleader.runtime.config import logger
 from ringleader.runtime.groups import connect
@@ -121,6 +121,33 @@ class Communicator(PersistentCollectives, Messages, Watched):
         """Ranks that are known to have died or left."""
         return self._core.lost_ranks
 
+<<<<<<< HEAD
+=======
+    def status(self) -> list[dict[str, object]]:
+        """What can be seen of every rank from here: rank, name, whether alive, last operation entered and its number.
+
+        Examples
+        --------
+        >>> import ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     [row["rank"] for row in comm.status()]
+        [0]
+        """
+        return self._core.status()
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory).
+
+        With several workers, each slice of an operation counts as one.
+        """
+        total = Counter(self._core.counters())
+        for core in self._workers.cores:
+            total.update(core.counters())
+        if (lane := compressed.lane_or_none(self)) is not None:
+            total.update(lane.comm.counters())
+        return dict(total)
+
+>>>>>>> main
     def explain(
         self, collective: str, nbytes: int, *, algorithm: str | None = None, wire: Wire = None
     ) -> tune.Explanation:
@@ -295,6 +322,8 @@ class Communicator(PersistentCollectives, Messages, Watched):
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Fail every operation in flight, here and on all peers, with `AbortedError`. May be called from any thread."""
+        if (lane := compressed.lane_or_none(self)) is not None:
+            lane.comm.abort(reason)
         self._core.abort(reason)
 
     def close(self) -> None:
@@ -311,6 +340,8 @@ class Communicator(PersistentCollectives, Messages, Watched):
             self._core.close(limit)  # first: an operation in flight ends its slices
             for core in self._workers.cores:
                 core.close(max(0.0, deadline - time.monotonic()))
+            if (lane := compressed.lane_or_none(self)) is not None:
+                lane.close(max(0.0, deadline - time.monotonic()))
             self._forget_calls()
             self._planner.clear()
             self._unwatch()

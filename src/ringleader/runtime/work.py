@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ringleader import _core, errors
 
-__all__ = ["LiveWorks", "Work"]
+__all__ = ["InFlight", "LiveWorks", "Work"]
+
+
+class InFlight(Protocol):
+    """What a `Work` needs of an operation: the engine's own works, and those of `ringleader.runtime.compressed`."""
+
+    source: int
+    tag: int
+    nbytes: int
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it is complete after so many seconds (0: no limit); raises its error."""
+
+    def poll(self) -> bool:
+        """Whether it is over."""
+
+    def error(self) -> BaseException | None:
+        """Its error, if it is over and failed."""
 
 
 class Work:
@@ -29,7 +46,7 @@ class Work:
 
     def __init__(
         self,
-        work: _core.Work,
+        work: _core.Work | InFlight,
         live: LiveWorks,
         result: Any,
         keep: tuple[Any, ...],

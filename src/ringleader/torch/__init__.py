@@ -16,7 +16,7 @@ from ringleader.torch.register import register
 
 if TYPE_CHECKING:
     from ringleader.executors.torch_p2p import run
-    from ringleader.torch import hooks
+    from ringleader.torch import fsdp, hooks
     from ringleader.torch.data_parallel import DataParallel
     from ringleader.torch.ddp import register_ddp
     from ringleader.torch.devices.hook import hierarchical, hierarchical_hook
@@ -25,6 +25,7 @@ register()
 
 __all__ = [
     "DataParallel",
+    "fsdp",
     "hierarchical",
     "hierarchical_hook",
     "hooks",
@@ -40,8 +41,8 @@ def __getattr__(name: str) -> Any:
         from ringleader.executors.torch_p2p import run
 
         return run
-    if name == "hooks":
-        return importlib.import_module("ringleader.torch.hooks")
+    if name in ("fsdp", "hooks"):
+        return importlib.import_module(f"ringleader.torch.{name}")
     if name == "DataParallel":
         from ringleader.torch.data_parallel import DataParallel
 

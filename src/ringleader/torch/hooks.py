@@ -21,9 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import adapt, compress, errors
 from ringleader.compress.base import Compressor, Floats, log
+from ringleader.compress.policy import LEAST_ELEMENTS, Policy
 from ringleader.runtime.compressed import all_reduce_vector
 from ringleader.torch.futures import WorkFuture
 from ringleader.torch.process_group import ProcessGroupRingleader
+from ringleader.torch.state import arrays_to_tensors, tensors_to_arrays
 
 __all__ = [
     "AdaptiveHook",
@@ -43,7 +45,6 @@ __all__ = [
     "topk",
 ]
 
-_LEAST_ELEMENTS = 1024
 # DDP arranges its buckets anew after the first step. A layout from a checkpoint is kept for so many steps.
 _PATIENCE = 3
 
@@ -53,27 +54,27 @@ Layout = tuple[str, ...]
 class CompressionHook:
     """Averages gradients with a compressor; for one model. Made by the functions of this module.
 
-    Gradients of vectors and of small parameters are sent as they are. The first step is not compressed: after it DDP
-    arranges its buckets anew, and what a compressor remembers belongs to an arrangement. A state that was loaded has an
-    arrangement of its own, which is kept while DDP comes back to it: training goes on with the same bits as without the
-    interruption. If DDP does not (another ``bucket_cap_mb``), memory starts anew, with one line in the log.
+    Gradients of vectors and of small parameters are sent as they are, unless a `Policy` says otherwise. The first step
+    is not compressed: after it DDP arranges its buckets anew, and what a compressor remembers belongs to an
+    arrangement. A state that was loaded has an arrangement of its own, which is kept while DDP comes back to it:
+    training goes on with the same bits as without the interruption. If DDP does not (another ``bucket_cap_mb``), memory
+    starts anew, with one line in the log.
 
     Works with ``no_sync``, the join context, unused parameters and half-precision gradients. Reductions run beside the
     backward pass, on a communicator of their own.
 
     Parameters
     ----------
-    compressor
-        Any of `ringleader.compress`.
-    least_elements
-        Parameters with fewer are not compressed.
-    vectors
-        Compress vectors too, and not only what has two or more dimensions.
+    compression
+        Any compressor of `ringleader.compress`, or a `Policy` that has one for each parameter.
+    least_elements, vectors
+        See `Policy`; for a compressor.
     """
 
-    def __init__(self, compressor: Compressor, least_elements: int = _LEAST_ELEMENTS, vectors: bool = False) -> None:
-        self.compressor = compressor
-        self.least_elements, self.vectors = least_elements, vectors
+    def __init__(
+        self, compression: Compressor | Policy, least_elements: int = LEAST_ELEMENTS, vectors: bool = False
+    ) -> None:
+        self.policy = Policy.of(compression, least_elements, vectors)
         self._group: Any = None
         self._names: dict[int, str] = {}
         self._layout: dict[int, Layout] = {}
@@ -109,30 +110,17 @@ class CompressionHook:
     def state_dict(self) -> dict[str, Any]:
         """What the compressor remembers, on this rank; of tensors and plain values. Save it on every rank."""
         return {
-            "compressor": _map_arrays(self._remembered(), lambda array: torch.from_numpy(array.copy())),
+            "policy": arrays_to_tensors(self.policy.state_dict()),
             "layout": {index: list(names) for index, names in self._layout.items()},
             "step": self._step,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`, also of a run with another number of ranks or other buckets."""
-        self._remember(_map_tensors(state["compressor"]))
+        self.policy.load_state_dict(tensors_to_arrays(state["policy"]))
         self._layout = {int(index): tuple(names) for index, names in state["layout"].items()}
         self._step = int(state["step"])
         self._loaded_for = _PATIENCE if self._layout else 0
-
-    def _remembered(self) -> dict[str, Any]:
-        return self.compressor.state_dict()
-
-    def _remember(self, state: Any) -> None:
-        self.compressor.load_state_dict(state)
-
-    def _forget(self) -> None:
-        if isinstance(self.compressor, compress.ErrorFeedback):
-            self.compressor.forget()
-
-    def _title(self) -> str:
-        return type(self.compressor).__name__
 
     # ------------------------------------------------------------------------------------------- steps
 
@@ -178,9 +166,14 @@ class CompressionHook:
         return work
 
     def _start_anew(self) -> None:
-        log.warning("gradient buckets are arranged in another way than before: %s starts anew", self._title())
+        log.warning(
+            "gradient buckets are arranged in another way than before: what %s remembers starts anew",
+            " and ".join(type(each).__name__ for each in self.policy.compressors()),
+        )
         self._layout = {}
-        self._forget()
+        for each in self.policy.compressors():
+            if isinstance(each, compress.ErrorFeedback):
+                each.forget()
 
     def _later(
         self,
@@ -205,24 +198,31 @@ class CompressionHook:
 
         self._group._callback_thread.chain(ready, run)
 
-    def _is_compressed(self, x: torch.Tensor) -> bool:
-        return x.numel() >= self.least_elements and (self.vectors or x.dim() >= 2)
-
     def _average(self, key: str, gradients: dict[str, torch.Tensor], compressed: bool) -> None:
         """Replace gradients by their means over all ranks."""
         comm = self._group._channel().comm
-        many = [x for x in gradients.values() if compressed and self._is_compressed(x)]
-        chosen = {id(x) for x in many}
-        few = [x for x in gradients.values() if id(x) not in chosen]
-        if few:
-            vector = _joined(few)
-            comm.all_reduce(vector, "avg")
-            _spread(few, vector)
-        if many:
-            inner = getattr(self.compressor, "compressor", self.compressor)
-            if isinstance(inner, compress.PowerSGD):
-                inner.set_shapes(key, [tuple(x.shape) for x in many])
-            _spread(many, all_reduce_vector(comm, _joined(many), True, self.compressor, key))
+        together: dict[int, tuple[Compressor | None, list[torch.Tensor]]] = {}
+        for name, x in gradients.items():
+            chosen = self.policy.choose(name, x.shape) if compressed else None
+            together.setdefault(id(chosen), (chosen, []))[1].append(x)
+        for chosen, tensors in together.values():
+            vector = _joined(tensors)
+            if chosen is None:
+                comm.all_reduce(vector, "avg")
+            else:
+                chosen.set_shapes(key, [tuple(x.shape) for x in tensors])
+                vector = all_reduce_vector(comm, vector, True, chosen, key)
+            _spread(tensors, vector)
+
+
+class _Several(Policy):
+    """The compressors that an adaptive hook may use: which one, the network decides."""
+
+    def __init__(self, compressors: Sequence[Compressor]) -> None:
+        self._several = list(compressors)
+
+    def compressors(self) -> list[Compressor]:
+        return self._several
 
 
 class AdaptiveHook(CompressionHook):
@@ -239,11 +239,9 @@ class AdaptiveHook(CompressionHook):
     """
 
     def __init__(self, policies: Sequence[Any] | None = None, accuracy_budget: float | None = None) -> None:
-        self._allowed = adapt.allowed(policies, accuracy_budget)  # refuses what is wrong before anything runs
+        formats = adapt.allowed(policies, accuracy_budget)  # refuses what is wrong before anything runs
+        super().__init__(_Several([each.compressor for each in formats if each.compressor is not None]))
         self._wanted = (policies, accuracy_budget)
-        compressors = [each.compressor for each in self._allowed if each.compressor is not None]
-        self._compressors: dict[str, Any] = {f"{place} {type(c).__name__}": c for place, c in enumerate(compressors)}
-        super().__init__(compress.FP16(), 0, vectors=True)  # what is done with gradients is decided anew each time
         self.reduction: adapt.AdaptiveAllReduce | None = None
 
     def reduce(self, bucket: Any) -> WorkFuture:
@@ -263,21 +261,6 @@ class AdaptiveHook(CompressionHook):
                 self.reduction = adapt.AdaptiveAllReduce(comm, *self._wanted)
             self.reduction(vector, "avg", key=key)
         _spread(tensors, vector)
-
-    def _remembered(self) -> dict[str, Any]:
-        return {name: compressor.state_dict() for name, compressor in self._compressors.items()}
-
-    def _remember(self, state: Any) -> None:
-        for name, compressor in self._compressors.items():
-            compressor.load_state_dict(state[name])
-
-    def _forget(self) -> None:
-        for compressor in self._compressors.values():
-            if isinstance(compressor, compress.ErrorFeedback):
-                compressor.forget()
-
-    def _title(self) -> str:
-        return type(self).__name__
 
 
 def _run(state: CompressionHook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -303,34 +286,20 @@ def _spread(tensors: Sequence[torch.Tensor], vector: Floats) -> None:
         at += x.numel()
 
 
-def _map_arrays(value: Any, function: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _map_arrays(item, function) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_map_arrays(item, function) for item in value]
-    return function(value) if isinstance(value, np.ndarray) else value
-
-
-def _map_tensors(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _map_tensors(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_map_tensors(item) for item in value]
-    return value.numpy() if isinstance(value, torch.Tensor) else value
-
-
 # ------------------------------------------------------------------------------------------------- by name
 
 
-def compressed(compressor: Compressor, least_elements: int = _LEAST_ELEMENTS, vectors: bool = False) -> CompressionHook:
-    """A hook with any compressor, also one of your own.
+def compressed(
+    compression: Compressor | Policy, least_elements: int = LEAST_ELEMENTS, vectors: bool = False
+) -> CompressionHook:
+    """A hook with any compressor, also one of your own, or with a `Policy`.
 
     Examples
     --------
-    >>> compressed(compress.ErrorFeedback(compress.Int4())).least_elements
+    >>> compressed(compress.ErrorFeedback(compress.Int4())).policy.least_elements
     1024
     """
-    return CompressionHook(compressor, least_elements, vectors)
+    return CompressionHook(compression, least_elements, vectors)
 
 
 def adaptive(policies: Sequence[Any] | None = None, accuracy_budget: float | None = None) -> AdaptiveHook:

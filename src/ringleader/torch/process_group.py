@@ -198,6 +198,16 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
     def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: D102
         return False
 
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Nothing: a group is connected when it is made."""
+
+    def _enable_collectives_timing(self) -> None:
+        """Nothing: the profiler shows how long each operation takes."""
+
+    def _wait_for_pending_works(self) -> None:
+        """Wait until all operations in flight are over, in success or failure."""
+        self._holder.drain(self._timeout)
+
     # ----------------------------------------------------------------------------------------- coalescing
 
     def start_coalescing(self, device: Any = None) -> None:

@@ -13,19 +13,21 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ringleader import errors
+from ringleader.overlap import BucketPlan
 from ringleader.torch.data_parallel import layout, state
 from ringleader.torch.data_parallel.buckets import Slot
 from ringleader.torch.data_parallel.buffers import BufferSync
 from ringleader.torch.data_parallel.graph import differentiable, reachable
 from ringleader.torch.data_parallel.joining import ShadowHook, active_ranks, highest_of, tell_joined
+from ringleader.torch.data_parallel.planning import FixedBuckets, PlannedBuckets, measure_cost
 from ringleader.torch.data_parallel.reducer import Options, Reducer
 from ringleader.torch.data_parallel.start import broadcast_from_first, verify_alike
 from ringleader.torch.data_parallel.transport import Transport, transport_for
 
 __all__ = ["DataParallel", "Overlap"]
 
-Overlap = Literal["fixed", "off"]
-_OVERLAPS = ("fixed", "off")
+Overlap = Literal["plan", "fixed", "off"]
+_OVERLAPS = ("plan", "fixed", "off")
 
 _current_graph_task = torch._C._current_graph_task_id
 
@@ -57,7 +59,9 @@ class DataParallel(nn.Module, Joinable):
     static_graph
         Every step uses the same parameters equally often. The first step learns which and how often.
     overlap
-        "fixed": buckets of `bucket_cap_mb` are sent while the backward pass goes on. "off": at its end.
+        "plan": the first steps are recorded, then the buckets are chosen that leave the least communication exposed;
+        see `plan`. "fixed": buckets of `bucket_cap_mb`. Both are sent while the backward pass goes on. "off": at its
+        end.
     average
         False: gradients are the sum over all ranks.
 
@@ -101,7 +105,7 @@ class DataParallel(nn.Module, Joinable):
         broadcast_buffers: bool = True,
         gradient_as_bucket_view: bool = True,
         static_graph: bool = False,
-        overlap: Overlap = "fixed",
+        overlap: Overlap = "plan",
         average: bool = True,
     ) -> None:
         nn.Module.__init__(self)
@@ -119,11 +123,13 @@ class DataParallel(nn.Module, Joinable):
             average,
             overlap == "off",
         )
+        self._overlap = overlap
         self._cap_bytes = max(1, int(bucket_cap_mb * (1 << 20)))
         self._sync = True
         self._divide_by_all = True
         self._group: Any = None
         self._reducer: Reducer | None = None
+        self._buckets: FixedBuckets | PlannedBuckets
         state.accept_plain_names(self)
         self._start(dist.group.WORLD if process_group is None else process_group)
 
@@ -149,7 +155,15 @@ class DataParallel(nn.Module, Joinable):
         self._buffers_sync = BufferSync([b for _, b in buffers], self._transport) if buffers else None
         self._index_of = {id(slot.parameter): slot.index for slot in slots}
         order = [slot.index for slot in reversed(slots)]
-        self._reducer = Reducer(slots, self._transport, self._options, layout.fixed(slots, order, self._cap_bytes))
+        reducer = Reducer(slots, self._transport, self._options, layout.fixed(slots, order, self._cap_bytes))
+        if self._overlap == "plan":
+            total = sum(slot.parameter.nbytes for slot in slots)
+            cost, conditions = measure_cost(self._transport, total, slots[0].parameter.device)
+            self._buckets = PlannedBuckets(reducer, cost, conditions)
+        else:
+            self._buckets = FixedBuckets(reducer, self._cap_bytes)
+        reducer.on_round = self._after_round
+        self._reducer = reducer
 
     @property
     def process_group(self) -> Any:
@@ -184,6 +198,26 @@ class DataParallel(nn.Module, Joinable):
             if self._options.find_unused:
                 reducer.reach(reachable(starts, self._index_of))
         return outputs
+
+    def _after_round(self) -> None:
+        if not self._join_config.enable:  # a rank that has joined could not take part
+            self._buckets.after_round()
+
+    def plan(self) -> BucketPlan | None:
+        """The buckets that were planned, with ``table()`` and ``picture(path)``; None as long as there is no plan.
+
+        Examples
+        --------
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = DataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+        >>> for _ in range(10):
+        ...     model(torch.ones(1, 2)).sum().backward()
+        >>> sorted(name for bucket in model.plan().buckets for name in bucket)
+        [0, 1, 2, 3]
+        >>> dist.destroy_process_group()
+        """
+        return None if self._reducer is None else self._buckets.plan
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -260,6 +294,11 @@ class DataParallel(nn.Module, Joinable):
         return self.reducer.slots[0].parameter.device
 
     @property
+    def join_rank(self) -> int:
+        """This rank's number in the group."""
+        return self.reducer.transport.rank
+
+    @property
     def join_process_group(self) -> Any:
         """Of the collectives of `Join`."""
         return self.process_group
@@ -310,7 +349,7 @@ class DataParallel(nn.Module, Joinable):
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process: the copy finds the default group with its first step."""
         kept = dict(self.__dict__)
-        for name in ("_reducer", "_transport", "_buffers_sync", "_index_of", "_state", "_group"):
+        for name in ("_reducer", "_transport", "_buffers_sync", "_index_of", "_state", "_group", "_buckets"):
             kept.pop(name, None)
         kept["_load_state_dict_pre_hooks"] = type(self._load_state_dict_pre_hooks)()
         return kept

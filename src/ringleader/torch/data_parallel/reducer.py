@@ -16,6 +16,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -55,8 +56,16 @@ class Reducer:
     ----------
     enabled
         Whether gradients of the next backward pass are reduced.
+    at_the_end
+        Nothing is sent before the end of the backward pass.
     recording
-        Whether hooks call `on_fire`.
+        Whether `fired` and `times` are kept: which gradients came in this round, in their order, and when.
+    began, ended, closed
+        When the round began, when its backward pass ended, and when the gradients were reduced.
+    sent
+        Bytes and seconds of the reductions in this round that nothing else was beside.
+    on_round
+        Called after each round, on every rank alike.
     """
 
     def __init__(
@@ -68,13 +77,16 @@ class Reducer:
         self.rank = transport.rank
         self.enabled = True
         self.open = False
+        self.at_the_end = options.at_the_end
         self.recording = True
-        self.on_fire: Callable[[int], None] | None = None
+        self.fired: list[int] = []
+        self.times: list[float] = []
+        self.began = self.ended = self.closed = 0.0
+        self.sent: list[tuple[int, float]] = []
         self.on_round: Callable[[], None] | None = None
         self.scale: float | None = None
         self.buckets: list[Bucket] = []
         self._handles: list[Any] = []
-        self._fired: list[int] = []  # only while recording
         self._next = 0  # the first bucket that is not packed
         self._started = 0  # buckets before this one are in flight
         self._absent: list[int] = []
@@ -147,7 +159,9 @@ class Reducer:
         self.open = True
         self._next = self._started = 0
         self._absent = []
-        self._fired.clear()
+        self.fired.clear()
+        self.times.clear()
+        self.began = perf_counter()
         learning = self._learning
         unused = set() if self._reachable is None else set(range(len(self.slots))) - self._reachable
         for bucket in self.buckets:
@@ -169,9 +183,8 @@ class Reducer:
     def _recorded(self, bucket: Bucket, index: int, parameter: Tensor) -> None:
         if not self.open and self.enabled:
             self.begin()
-        self._fired.append(index)
-        if self.on_fire is not None:
-            self.on_fire(index)
+        self.fired.append(index)
+        self.times.append(perf_counter())
         bucket.fire(parameter)
 
     def _arrived(self, bucket: Bucket, parameter: Tensor) -> None:
@@ -201,7 +214,7 @@ class Reducer:
             bucket = self.buckets[self._next]
             self._pack(bucket)
             self._next += 1
-            if self._next <= last and not self.options.at_the_end:
+            if self._next <= last and not self.at_the_end:
                 bucket.reduction.start()
                 self._started = self._next
 
@@ -214,23 +227,33 @@ class Reducer:
         """At the end of the backward pass: send the rest and wait for all of it."""
         if not self.open:
             return
+        error = None
         try:
             if not self._touched():  # autograd.grad went through the model, but no gradient was accumulated
                 return
             error = self._missing()
-            self._reduce_rest()
-            self._settle_unused()
+            self._complete()
         finally:
             self.open = False
             self._reachable = None
             self._rest()
+        self._after_round()
         if error is not None:
             raise error
+
+    def _complete(self) -> None:
+        """Send what is not sent, and wait for all."""
+        self.ended = perf_counter()
+        self._reduce_rest()
+        self._settle_unused()
+        self.closed = perf_counter()
+
+    def _after_round(self) -> None:
         if self.on_round is not None:
             self.on_round()
 
     def _touched(self) -> bool:
-        if self._next or self._fired:
+        if self._next or self.fired:
             return True
         return any(bucket.start and (bucket.full or bucket.pending < bucket.start) for bucket in self.buckets)
 
@@ -245,7 +268,7 @@ class Reducer:
         slots = [slot for bucket in late for slot in bucket.slots]
         candidates = [slot.name for slot in slots if slot.parameter.grad is None]
         if self.recording:
-            fired = Counter(self._fired)
+            fired = Counter(self.fired)
             expected = self._counts or Counter(slot.index for slot in slots)
             candidates = [slot.name for slot in slots if fired[slot.index] < expected[slot.index]]
         if len(candidates) < missing:  # gradients of earlier passes hide which they are
@@ -257,8 +280,15 @@ class Reducer:
         while self._next < len(self.buckets):
             self._pack(self.buckets[self._next])
             self._next += 1
+        self.sent.clear()
+        alone = self._started == 0
+        before = perf_counter()
         for bucket in self.buckets[self._started :]:
             bucket.reduction.run()  # after all that is in flight
+            now = perf_counter()
+            if alone:
+                self.sent.append((bucket.nbytes, now - before))
+            alone, before = True, now
         for bucket in self.buckets[: self._started]:
             bucket.reduction.wait()
         self._started = 0
@@ -271,7 +301,7 @@ class Reducer:
     def _settle_unused(self) -> None:
         """Give parameters without a gradient of their own the others' one, where any rank has one."""
         if self._learning:
-            self._counts = Counter(self._fired)
+            self._counts = Counter(self.fired)
             self._used = self._used_anywhere()
             self._set_totals()
         used = self._used if self.options.static_graph else b""
@@ -303,13 +333,12 @@ class Reducer:
     def _close_left_open(self) -> None:
         """An exception, which the program has seen, ended the backward pass: send the rest, so all stay in step."""
         try:
-            self._reduce_rest()
-            if self.options.find_unused or self.options.static_graph:
-                self._settle_unused()
+            self._complete()
         finally:
             self.open = False
             self._reachable = None
             self._rest()
+        self._after_round()
 
     # --------------------------------------------------------------------------------------------- without a pass
 

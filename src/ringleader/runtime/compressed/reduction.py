@@ -1,38 +1,38 @@
-"""All-reduce of compressed arrays. See docs/compression.md.
+"""How payloads are reduced, by the kind of their compressor.
 
-How a payload is reduced depends on the kind of its compressor. Whatever the kind, every value of the result is computed
-by one rank and copied, or by all ranks from equal bits in equal order: all ranks hold the same bits.
+Whatever the kind, every value of the result is computed by one rank and copied, or by all ranks from equal bits in
+equal order: all ranks hold the same bits.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader import _core, errors
-from ringleader.compress.base import Compressor, Floats, Keyed, Payload, as_floats
+from ringleader import _core
+from ringleader.compress.base import Compressor, Counter, Floats, Payload
 from ringleader.compress.blocks import BlockCompressor
 from ringleader.compress.casts import Cast
 from ringleader.compress.feedback import ErrorFeedback
 from ringleader.compress.low_rank import PowerSGD
 from ringleader.compress.sparse import TopK, pack, unpack
-from ringleader.runtime import arrays
-from ringleader.runtime.dtypes import ReduceOp, parse_op
+from ringleader.runtime.compressed.cost import scatters
 
 if TYPE_CHECKING:
     from ringleader.runtime.communicator import Communicator
 
-__all__ = ["all_reduce", "all_reduce_vector", "pays"]
+__all__ = ["Reduction", "shards"]
 
-# From this many ranks on summing the parts of sparse arrays sends less than gathering all of them.
-_SCATTER_FROM = 5
-_predictions: weakref.WeakKeyDictionary[Any, dict[int, float]] = weakref.WeakKeyDictionary()
+# For which arrays the ranks of a communicator have agreed on the number of steps.
+_agreed: weakref.WeakKeyDictionary[Communicator, weakref.WeakKeyDictionary[Counter, set[str]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
+<<<<<<< HEAD:src/ringleader/runtime/compressed.py
 def all_reduce(
     comm: Communicator,
     x: Any,
@@ -56,15 +56,17 @@ def all_reduce(
         Another operation than sum or average, or no compressor.
     UnsupportedType
         No real floating-point numbers.
+=======
+def shards(elements: int, n: int) -> list[tuple[int, int]]:
+    """Begin and end of each rank's part of an array: equal but for the last ones, which may be shorter or empty.
+>>>>>>> main:src/ringleader/runtime/compressed/reduction.py
 
     Examples
     --------
-    >>> import ringleader as rl
-    >>> from ringleader.compress import FP16
-    >>> with rl.init(rank=0, size=1) as comm:
-    ...     all_reduce(comm, np.ones(2, np.float32), "avg", FP16())
-    array([1., 1.], dtype=float32)
+    >>> shards(5, 4)
+    [(0, 2), (2, 4), (4, 5), (5, 5)]
     """
+<<<<<<< HEAD:src/ringleader/runtime/compressed.py
     operator = parse_op(op)
     if operator not in (ReduceOp.SUM, ReduceOp.AVG):
         raise errors.InvalidArgument(f"op is {operator.name!r}; compressed arrays can be reduced with 'sum' or 'avg'")
@@ -167,6 +169,14 @@ def _predicted(comm: Communicator, known: dict[int, float], nbytes: int) -> floa
 
 class _Reduction:
     """One compressed all-reduce."""
+=======
+    size = -(-elements // n)
+    return [(min(r * size, elements), min((r + 1) * size, elements)) for r in range(n)]
+
+
+class Reduction:
+    """One compressed collective."""
+>>>>>>> main:src/ringleader/runtime/compressed/reduction.py
 
     def __init__(
         self, comm: Communicator, average: bool, compressor: Compressor, key: str, timeout: float | None
@@ -197,33 +207,50 @@ class _Reduction:
 
     def run(self, x: Floats, shape: tuple[int, ...]) -> Floats:
         """The reduction that fits the compressor."""
-        error = None
-        if self.feedback is not None:
-            x = self.feedback.gather(x, self.key)
-            error = self.feedback.error(self.key, x.size)
+        self._agree_on_steps()
         compressor = self.compressor
-        if isinstance(compressor, Cast) and error is None:
+        if isinstance(compressor, Cast) and self.feedback is None:
             return self._cast(compressor, x)
         if isinstance(compressor, BlockCompressor):
-            return self._blocks(compressor, x, error)
+            return self._blocks(compressor, x)
         if isinstance(compressor, PowerSGD):
-            return self._low_rank(compressor, x, shape, error)
-        payload = self._compress(x.reshape(shape), error)
+            return self._low_rank(compressor, x, shape)
+        if self.feedback is None:
+            payload = compressor.compress(x.reshape(shape), self.key)
+        else:
+            payload = self.feedback.stage(x.reshape(shape), self.key)
         if compressor.kind == "linear":
             return self._linear(payload)
         if isinstance(compressor, TopK):
-            # Without memory whatever is in any payload must be sent again: nothing is won.
-            many = self.n >= _SCATTER_FROM and self.feedback is not None
-            scatter = compressor.exchange == "scatter" or (compressor.exchange == "auto" and many)
-            return self._scattered(compressor, payload) if scatter else self._gathered_sparse(payload)
+            scattered = scatters(compressor, self.n, remembers=self.feedback is not None)
+            return self._scattered(compressor, payload) if scattered else self._gathered_sparse(payload)
         return self._gathered(payload)
 
-    def _compress(self, x: Floats, error: Floats | None) -> Payload:
-        if self.feedback is None or error is None:
-            return self.compressor.compress(x, self.key)
-        payload = self.compressor.compress_with_error(x, error, self.key)
-        self.feedback.sent(payload, self.key)
-        return payload
+    def _agree_on_steps(self) -> None:
+        """Where ranks must be in the same step, make it the latest of all. Once for each array and communicator.
+
+        They differ after a failure that only some of the ranks saw, or with checkpoints of different steps.
+        """
+        counter = self.compressor.common_steps()
+        if counter is None:
+            return
+        agreed = _agreed.setdefault(self.comm, weakref.WeakKeyDictionary()).setdefault(counter, set())
+        if self.key not in agreed:
+            counter.reset(self.key, self._most(counter.steps.get(self.key, 0)))
+            agreed.add(self.key)
+
+    def _most(self, count: int) -> int:
+        """The largest of the ranks' numbers."""
+        most = np.array([count], np.int64)
+        self.comm.all_reduce(most, "max", timeout=self.timeout)
+        return int(most[0])
+
+    def _memory(self, x: Floats) -> tuple[Floats, Floats | None, Floats | None]:
+        """With error feedback: what is to be sent without the error, the error, and room for the next one."""
+        if self.feedback is None:
+            return x, None, None
+        x = self.feedback.gather(x, self.key)
+        return x, self.feedback.error(self.key, x.size), self.feedback.errors.successor(self.key, x.size)
 
     def _finish(self, total: Floats) -> Floats:
         """The mean, if that is asked for, of a sum."""
@@ -243,41 +270,36 @@ class _Reduction:
         self.comm.all_reduce(payload.data, "sum", wire="f32", timeout=self.timeout)
         return self._finish(self.compressor.decompress(payload))
 
-    def _low_rank(self, compressor: PowerSGD, x: Floats, shape: tuple[int, ...], error: Floats | None) -> Floats:
+    def _low_rank(self, compressor: PowerSGD, x: Floats, shape: tuple[int, ...]) -> Floats:
         def mean(factors: Floats) -> None:
             self.comm.all_reduce(factors, "avg", wire="f32", timeout=self.timeout)
 
-        result = compressor.average(x, mean, self.key, shape, error)
+        x, error, lost = self._memory(x)
+        result = compressor.average(x, mean, self.key, shape, error, lost)
         if not self.average:
             result *= np.float32(self.n)
         return result
 
     # ------------------------------------------------------------------------------------------- blocks
 
-    def _blocks(self, compressor: BlockCompressor, x: Floats, error: Floats | None) -> Floats:
+    def _blocks(self, compressor: BlockCompressor, x: Floats) -> Floats:
         """Each rank gets its shard from all, adds them in order of ranks, and sends the mean of it to all, compressed
         again.
 
         The shards are equal but for the last ones, which may be shorter; they are encoded one by one.
         """
         n, rank = self.n, self.comm.rank
-        size = -(-x.size // n)
-        bounds = [(min(r * size, x.size), min((r + 1) * size, x.size)) for r in range(n)]
+        bounds = shards(x.size, n)
         nbytes = [compressor.wire_bytes(hi - lo) for lo, hi in bounds]
         seed = compressor.next_seed(self.key, rank)
-        sent = np.zeros((n, nbytes[0]), np.uint8)
-        for r, (lo, hi) in enumerate(bounds):
-            part = None if error is None else error[lo:hi]
-            compressor.encode(sent[r, : nbytes[r]], x[lo:hi], part, seed ^ r << 16)
-        received = self.comm.all_to_all(sent, timeout=self.timeout)
-        lo, hi = bounds[rank]
-        shard = np.zeros(hi - lo, np.float32)
-        for r in range(n):
-            compressor.decode(received[r, : nbytes[rank]], shard, accumulate=True)
-        shard *= np.float32(1.0 / n)  # also for a sum, which half precision might not hold
-        lost = None if self.feedback is None else self.feedback.shard_error(self.key, shard.size)
+        # A mean also for a sum, which half precision might not hold.
+        shard = self.block_shard(compressor, x, bounds, seed, 1.0 / n)
+        error, lost = None, None
+        if self.feedback is not None:
+            error = self.feedback.shard_errors.current(self.key, shard.size)
+            lost = self.feedback.shard_errors.successor(self.key, shard.size)
         mine = np.zeros(nbytes[0], np.uint8)
-        compressor.encode(mine[: nbytes[rank]], shard, lost, ~seed & 0xFFFFFFFF)
+        compressor.encode(mine[: nbytes[rank]], shard, error, lost, ~seed & 0xFFFFFFFF)
         gathered = self.comm.all_gather(mine, timeout=self.timeout)
         result = np.empty(x.size, np.float32)
         for r, (lo, hi) in enumerate(bounds):
@@ -285,6 +307,25 @@ class _Reduction:
         if not self.average:
             result *= np.float32(n)
         return result
+
+    def block_shard(
+        self, compressor: BlockCompressor, x: Floats, bounds: list[tuple[int, int]], seed: int, scale: float
+    ) -> Floats:
+        """This rank's shard of the sum over ranks, each of which encodes all shards; multiplied by `scale`."""
+        x, error, lost = self._memory(x)
+        nbytes = [compressor.wire_bytes(hi - lo) for lo, hi in bounds]
+        sent = np.zeros((self.n, nbytes[0]), np.uint8)
+        for r, (lo, hi) in enumerate(bounds):
+            before = None if error is None else error[lo:hi]
+            after = None if lost is None else lost[lo:hi]
+            compressor.encode(sent[r, : nbytes[r]], x[lo:hi], before, after, seed ^ r << 16)
+        received = self.comm.all_to_all(sent, timeout=self.timeout)
+        lo, hi = bounds[self.comm.rank]
+        shard = np.zeros(hi - lo, np.float32)
+        for row in received:
+            compressor.decode(row[: nbytes[self.comm.rank]], shard, accumulate=True)
+        shard *= np.float32(scale)
+        return shard
 
     # ------------------------------------------------------------------------------------------- sparse
 
@@ -310,7 +351,7 @@ class _Reduction:
         found = 0 if payload.index is None else payload.index.size
         index, value = index[:found], value[:found]
         edges = np.searchsorted(index, np.minimum(np.arange(n + 1, dtype=np.int64) * size, elements))
-        room = self._longest(int(np.diff(edges).max()))
+        room = self._most(int(np.diff(edges).max()))
         sent = np.zeros((n, 2 * room), np.uint32)
         for r in range(n):
             count = edges[r + 1] - edges[r]
@@ -330,21 +371,16 @@ class _Reduction:
                 _core.compress.scatter_add(result[lo:hi], *unpack(row))
         return result
 
-    def _longest(self, count: int) -> int:
-        longest = np.array([count], np.int64)
-        self.comm.all_reduce(longest, "max", timeout=self.timeout)
-        return int(longest[0])
-
     def _reselect(self, compressor: TopK, shard: Floats, share: int) -> NDArray[np.uint32]:
         """What this rank sends of its part of the sum: `share` places, or as many as any rank needs."""
         if self.feedback is not None:
-            total = self.feedback.shard_error(self.key, shard.size)
-            _core.compress.add(total, shard)
+            total = self.feedback.shard_errors.successor(self.key, shard.size)
+            _core.compress.add(total, self.feedback.shard_errors.current(self.key, shard.size), shard)
             payload = compressor.select(total, min(share, shard.size), clear=True)
             index, value, room = *unpack(payload.data), share
         else:
             index = np.flatnonzero(shard).astype(np.uint32)
-            value, room = shard[index], self._longest(index.size)
+            value, room = shard[index], self._most(index.size)
         spare = room - index.size
         return pack(np.pad(index, (0, spare)), np.pad(value, (0, spare)))
 
@@ -359,6 +395,6 @@ class _Reduction:
         table = self.comm.all_gather(padded, timeout=self.timeout)
         total = np.zeros(payload.elements, np.float32)
         for row, length in zip(table, lengths, strict=True):
-            other = Payload(row[:length], payload.elements, shape=payload.shape)
-            _core.compress.add(total, self.compressor.decompress(other))
+            other = Payload(row[:length], payload.elements, shape=payload.shape, key=payload.key)
+            _core.compress.add(total, total, self.compressor.decompress(other))
         return self._finish(total)

@@ -1,0 +1,127 @@
+"""Compressed collectives beside the caller (``async_op=True``).
+
+One of them is several exchanges with work between them, and the caller goes on with other collectives meanwhile. So
+that all ranks see each exchange in the same order, those started here run one after another on a thread, over a
+communicator of their own, which the first such call forms.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringleader.runtime.communicator import Communicator
+
+__all__ = ["Lane", "Pending", "lane_of", "lane_or_none"]
+
+
+class Pending:
+    """An operation on the thread: what `Work` needs of it.
+
+    Examples
+    --------
+    >>> pending = Pending(lambda: None)
+    >>> pending.run()
+    >>> pending.poll(), pending.wait(0)
+    (True, True)
+    """
+
+    source = tag = -1
+    nbytes = 0
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
+        self.over = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run it, and keep its error."""
+        try:
+            if self._call is not None:
+                self._call()
+        except BaseException as error:
+            self._error = error
+        self._call = None  # and the arrays that it holds
+        self.over.set()
+
+    def wait(self, timeout: float) -> bool:
+        """See `InFlight`."""
+        if not self.over.wait(timeout or None):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def poll(self) -> bool:
+        """See `InFlight`."""
+        return self.over.is_set()
+
+    def error(self) -> BaseException | None:
+        """See `InFlight`."""
+        return self._error if self.poll() else None
+
+
+class Lane:
+    """A communicator for what runs beside another one, and the thread that runs it."""
+
+    def __init__(self, beside: Communicator, timeout: float | None) -> None:
+        comm = beside.split(0, timeout=timeout)
+        assert comm is not None
+        self.comm: Communicator = comm
+        self._last: Pending | None = None
+        self._jobs: SimpleQueue[Pending | None] = SimpleQueue()
+        threading.Thread(target=_serve, args=(self._jobs,), name=f"{comm.name}, compressed", daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None).atexit = False
+
+    def start(self, call: Callable[[], object]) -> Pending:
+        """Run a call after all earlier ones."""
+        pending = self._last = Pending(call)
+        self._jobs.put(pending)
+        return pending
+
+    def drain(self) -> None:
+        """Wait until all that was started is over, in success or failure: what compressors remember is settled then."""
+        if self._last is not None:
+            self._last.over.wait()
+
+    def close(self, limit: float) -> None:
+        """Leave the communicator, within so many seconds; what is in flight fails."""
+        deadline = time.monotonic() + limit
+        self.comm._leave(limit)
+        if self._last is not None:
+            self._last.over.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _serve(jobs: SimpleQueue[Pending | None]) -> None:
+    while (pending := jobs.get()) is not None:
+        pending.run()
+        del pending
+
+
+_lanes: weakref.WeakKeyDictionary[Communicator, Lane] = weakref.WeakKeyDictionary()
+
+
+def lane_of(comm: Communicator, timeout: float | None = None) -> Lane:
+    """The lane beside a communicator; formed by the first call, which all ranks must make."""
+    lane = _lanes.get(comm)
+    if lane is None:
+        lane = _lanes[comm] = Lane(comm, timeout)
+    return lane
+
+
+def lane_or_none(comm: Any) -> Lane | None:
+    """The lane beside a communicator, if it was ever used.
+
+    Examples
+    --------
+    >>> import ringleader as rl
+    >>> with rl.init(rank=0, size=1) as comm:
+    ...     print(lane_or_none(comm))
+    None
+    """
+    return _lanes.get(comm)
