@@ -15,6 +15,7 @@ import numpy as np
 
 from ringleader.adapt.formats import Format
 from ringleader.algorithms import build
+from ringleader.runtime.compressed import exchanges
 from ringleader.tune.cost import features, work_of
 from ringleader.tune.model import Model, Parameters
 
@@ -24,7 +25,6 @@ __all__ = ["Candidate", "Load", "load_of"]
 _RATIO: Final = {"f32": 1.0, "f16": 0.5, "bf16": 0.5, "int8": 129 / 512, "onebit": 17 / 512}
 _CODEC = 0.3e-9  # seconds to encode and decode a byte of float32; measured ones take its place
 _WIRE = Parameters.names().index("wire_byte")
-_SCATTERED_FROM = 5  # ranks from which sparse arrays are reduced part by part
 
 
 @dataclass(frozen=True)
@@ -115,18 +115,19 @@ def _load(steps: Any, rest: float) -> Load:
 
 
 def _compressed(compressor: Any, nbytes: int, nodes: Sequence[int], model: Model) -> Load:
-    """What `ringleader.runtime.compressed` sends: by the kind of compressor."""
-    inner = getattr(compressor, "compressor", compressor)
+    """What `ringleader.runtime.compressed` sends, one exchange after the other."""
     n, elements = len(nodes), nbytes // 4
-    payload = float(inner.wire_bytes(elements))
-    more = nbytes * (inner.seconds_per_byte + (0.0 if inner is compressor else _CODEC))
-    if inner.kind in ("linear", "low_rank"):
-        return _scheduled("two_shot", payload, nodes, model, 1.0, more)
-    # Parts go to the ranks that sum them, and the sums to all; or everything goes to all.
-    in_parts = inner.kind == "blocks" or (inner.kind == "sparse" and n >= _SCATTERED_FROM and inner is not compressor)
-    each, times = (payload / n, 2) if in_parts else (payload, 1)
-    pairs = {(a, b): each for a in range(n) for b in range(n) if nodes[a] != nodes[b]}
     parameters = model.parameters
-    hops = times * (parameters.net_hop + 2 * (n - 1) * parameters.net_message)
-    handled = times * 2 * (n - 1) * each * parameters.net_byte
-    return _load([pairs] * times if pairs else [], parameters.call * times + hops + handled + more)
+    steps: list[dict[tuple[int, int], float]] = []
+    rest = nbytes * compressor.seconds_per_byte
+    for collective, total in exchanges(compressor, elements, n):
+        if collective == "all_reduce":
+            load = _scheduled("two_shot", total, nodes, model, 1.0, 0.0)
+            steps += [{(a, b): each for a, b, each in messages} for times, messages in load.steps for _ in range(times)]
+            rest += load.rest
+            continue
+        each = total / n  # of a block: each goes from its rank to every other one
+        steps.append({(a, b): each for a in range(n) for b in range(n) if nodes[a] != nodes[b]})
+        rest += parameters.call + parameters.net_hop + 2 * (n - 1) * parameters.net_message
+        rest += 2 * (n - 1) * each * parameters.net_byte
+    return _load([step for step in steps if step], rest)

@@ -121,33 +121,6 @@ class Communicator(PersistentCollectives, Messages, Watched):
         """Ranks that are known to have died or left."""
         return self._core.lost_ranks
 
-<<<<<<< HEAD
-=======
-    def status(self) -> list[dict[str, object]]:
-        """What can be seen of every rank from here: rank, name, whether alive, last operation entered and its number.
-
-        Examples
-        --------
-        >>> import ringleader as rl
-        >>> with rl.init(rank=0, size=1) as comm:
-        ...     [row["rank"] for row in comm.status()]
-        [0]
-        """
-        return self._core.status()
-
-    def counters(self) -> dict[str, int]:
-        """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory).
-
-        With several workers, each slice of an operation counts as one.
-        """
-        total = Counter(self._core.counters())
-        for core in self._workers.cores:
-            total.update(core.counters())
-        if (lane := compressed.lane_or_none(self)) is not None:
-            total.update(lane.comm.counters())
-        return dict(total)
-
->>>>>>> main
     def explain(
         self, collective: str, nbytes: int, *, algorithm: str | None = None, wire: Wire = None
     ) -> tune.Explanation:

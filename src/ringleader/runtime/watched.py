@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, cast
 
+from ringleader.runtime import compressed
 from ringleader.runtime.workers import Workers
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Watched:
         total = Counter(self._core.counters())
         for core in self._workers.cores:
             total.update(core.counters())
+        if (lane := compressed.lane_or_none(self)) is not None:
+            total.update(lane.comm.counters())
         return dict(total)
 
     def network(self, probe: float | None = None) -> Network:

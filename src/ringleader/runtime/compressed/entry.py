@@ -32,11 +32,18 @@ def all_reduce(
     out: Any = None,
     async_op: bool = False,
     timeout: float | None = None,
+    dense: bool = False,
 ) -> Any:
     """Sum or average `x` over all ranks, compressed; what `Communicator.all_reduce` does with ``compression=``.
 
     With `async_op` it runs beside the caller and gives a `Work`. What a compressor remembers
     does not change on a rank where the call fails.
+
+    Parameters
+    ----------
+    dense
+        Send everything as it is, with what error feedback remembers of the array: for a change to calls without
+        compression.
 
     Raises
     ------
@@ -69,7 +76,7 @@ def all_reduce(
     values, average = _floats_of(x), operator is ReduceOp.AVG
 
     def run(over: Communicator) -> None:
-        result = all_reduce_vector(over, values, average, compressor, key, shape, timeout)
+        result = all_reduce_vector(over, values, average, compressor, key, shape, timeout, dense)
         _store(target, result.reshape(shape))
 
     if async_op:
@@ -110,6 +117,7 @@ def all_reduce_vector(
     key: str = "",
     shape: tuple[int, ...] = (),
     timeout: float | None = None,
+    dense: bool = False,
 ) -> Floats:
     """The mean or the sum over all ranks of a contiguous vector, which is left as it is.
 
@@ -119,6 +127,8 @@ def all_reduce_vector(
         Which array this is, for compressors that remember something about each.
     shape
         Shape of the array that the vector was made of.
+    dense
+        See `all_reduce`.
 
     Returns
     -------
@@ -129,7 +139,7 @@ def all_reduce_vector(
         return x.copy()
     reduction = Reduction(comm, average, compressor, key, timeout)
     with transaction(compressor, key):
-        if x.size == 0 or not pays(comm, compressor, x.size):
+        if dense or x.size == 0 or not pays(comm, compressor, x.size):
             return reduction.dense(x)
         return reduction.run(x, shape or x.shape)
 

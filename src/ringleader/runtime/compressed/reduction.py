@@ -32,151 +32,20 @@ _agreed: weakref.WeakKeyDictionary[Communicator, weakref.WeakKeyDictionary[Count
 )
 
 
-<<<<<<< HEAD:src/ringleader/runtime/compressed.py
-def all_reduce(
-    comm: Communicator,
-    x: Any,
-    op: ReduceOp | str,
-    compression: Compressor | Keyed,
-    out: Any = None,
-    timeout: float | None = None,
-    dense: bool = False,
-) -> Any:
-    """Sum or average `x` over all ranks, compressed; what `Communicator.all_reduce` does with ``compression=``.
-
-    Parameters
-    ----------
-    dense
-        Send everything as it is, with what error feedback remembers of the array; for a change to calls without
-        compression.
-
-    Raises
-    ------
-    InvalidArgument
-        Another operation than sum or average, or no compressor.
-    UnsupportedType
-        No real floating-point numbers.
-=======
 def shards(elements: int, n: int) -> list[tuple[int, int]]:
     """Begin and end of each rank's part of an array: equal but for the last ones, which may be shorter or empty.
->>>>>>> main:src/ringleader/runtime/compressed/reduction.py
 
     Examples
     --------
     >>> shards(5, 4)
     [(0, 2), (2, 4), (4, 5), (5, 5)]
     """
-<<<<<<< HEAD:src/ringleader/runtime/compressed.py
-    operator = parse_op(op)
-    if operator not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise errors.InvalidArgument(f"op is {operator.name!r}; compressed arrays can be reduced with 'sum' or 'avg'")
-    compressor, key = (compression.compressor, compression.key) if isinstance(compression, Keyed) else (compression, "")
-    if not isinstance(compressor, Compressor):
-        raise errors.InvalidArgument(
-            f"compression is {compression!r}; expected a compressor of ringleader.compress, e.g. FP16()"
-        )
-    target = x if out is None else out
-    arrays.target(target, "x (reduced in place)" if out is None else "out")  # refuses what cannot be written to
-    shape = arrays.user_shape(x)
-    if arrays.user_shape(target) != shape:
-        raise errors.InvalidArgument(f"out has shape {arrays.user_shape(target)}; expected the input's, {shape}")
-    values = _floats_of(x)
-    result = all_reduce_vector(comm, values, operator is ReduceOp.AVG, compressor, key, shape, timeout, dense)
-    _store(target, result.reshape(shape))
-    return target
-
-
-def _is_torch(x: Any) -> bool:
-    tensor = arrays.torch_tensor_type()
-    return tensor is not None and isinstance(x, tensor)
-
-
-def _floats_of(x: Any) -> Floats:
-    """The elements as float32; of torch's tensors too."""
-    if not _is_torch(x):
-        return as_floats(x)
-    if not x.is_floating_point():
-        raise errors.UnsupportedType(f"x has elements of type {x.dtype}; compressors take floating-point numbers")
-    return as_floats(x.detach().float().resolve_neg().numpy())
-
-
-def _store(target: Any, result: Floats) -> None:
-    if _is_torch(target):
-        target.detach().copy_(sys.modules["torch"].from_numpy(result))
-    else:
-        np.asarray(target)[...] = result
-
-
-def all_reduce_vector(
-    comm: Communicator,
-    x: Floats,
-    average: bool,
-    compressor: Compressor,
-    key: str = "",
-    shape: tuple[int, ...] = (),
-    timeout: float | None = None,
-    dense: bool = False,
-) -> Floats:
-    """The mean or the sum over all ranks of a contiguous vector, which is left as it is.
-
-    Parameters
-    ----------
-    key
-        Which array this is, for compressors that remember something about each.
-    shape
-        Shape of the array that the vector was made of.
-
-    Returns
-    -------
-    array
-        New, shape (elements,), with equal bits on all ranks.
-    """
-    if comm.size == 1:
-        return x.copy()
-    reduction = _Reduction(comm, average, compressor, key, timeout)
-    if dense or x.size == 0 or not pays(comm, compressor, x.nbytes):
-        return reduction.dense(x)
-    return reduction.run(x, shape or x.shape)
-
-
-def pays(comm: Communicator, compressor: Compressor, nbytes: int) -> bool:
-    """Whether to compress: always, or where the cost model says that it is faster. The same on all ranks.
-
-    Examples
-    --------
-    >>> import ringleader as rl
-    >>> from ringleader.compress import FP16
-    >>> with rl.init(rank=0, size=1) as comm:
-    ...     pays(comm, FP16(), 1 << 20)
-    True
-    """
-    if compressor.always_compressed:
-        return True
-    known = _predictions.setdefault(comm, {})
-    less = max(1, int(nbytes / compressor.compression_ratio))
-    plain, compressed = (_predicted(comm, known, size) for size in (nbytes, less))
-    return compressed + nbytes * compressor.seconds_per_byte < plain
-
-
-def _predicted(comm: Communicator, known: dict[int, float], nbytes: int) -> float:
-    """Seconds of an all-reduce; looked up by powers of two, so that few are computed."""
-    power = 1 << (nbytes - 1).bit_length()
-    if power not in known:
-        found = comm.explain("all_reduce", power)
-        known[power] = min(each.cost.seconds for each in found.candidates if each.note.startswith("chosen"))
-    return known[power] * nbytes / power if nbytes > 1 << 16 else known[power]
-
-
-class _Reduction:
-    """One compressed all-reduce."""
-=======
     size = -(-elements // n)
     return [(min(r * size, elements), min((r + 1) * size, elements)) for r in range(n)]
 
 
 class Reduction:
     """One compressed collective."""
->>>>>>> main:src/ringleader/runtime/compressed/reduction.py
 
     def __init__(
         self, comm: Communicator, average: bool, compressor: Compressor, key: str, timeout: float | None
@@ -191,19 +60,17 @@ class Reduction:
         total = x.copy()
         if self.feedback is not None:
             total = self.feedback.pending(x, self.key)
-            self._add_lost_of_shard(total)
+            self._add_lost_of_shard(self.feedback, total)
         self.comm.all_reduce(total, "avg" if self.average else "sum", timeout=self.timeout)
         return total
 
-    def _add_lost_of_shard(self, total: Floats) -> None:
+    def _add_lost_of_shard(self, feedback: ErrorFeedback, total: Floats) -> None:
         """What was lost when this rank compressed its shard of a mean (or sum) again: it adds it for all."""
-        assert self.feedback is not None
-        size = -(-total.size // self.n)
-        shard = total[self.comm.rank * size : (self.comm.rank + 1) * size]
-        lost = self.feedback.shard_errors.get(self.key)
-        if lost is not None and lost.size == shard.size:
-            shard += lost * np.float32(1 if self.compressor.kind == "sparse" and not self.average else self.n)
-            lost[:] = 0
+        lo, hi = shards(total.size, self.n)[self.comm.rank]
+        lost = feedback.shard_errors.get(self.key)
+        if lost is not None and lost.size == hi - lo:
+            total[lo:hi] += lost * np.float32(1 if self.compressor.kind == "sparse" and not self.average else self.n)
+            feedback.shard_errors.successor(self.key, lost.size)[:] = 0
 
     def run(self, x: Floats, shape: tuple[int, ...]) -> Floats:
         """The reduction that fits the compressor."""
