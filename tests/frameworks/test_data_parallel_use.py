@@ -178,10 +178,13 @@ def uneven(path: str, by_all: bool) -> float:
                     optimizer.zero_grad()
                     model(batch(10 * epoch + step, rank)).pow(2).mean().backward()
                     optimizer.step()
-        return [x.detach().clone().float() for x in model.module.state_dict().values()]
+        values = [x.detach().clone().float() for x in model.module.state_dict().values()]
+        del model, optimizer  # Gloo's group must outlive it
+        return values
 
     with joined(path) as (rank, _):
-        return worst(run(DataParallel, bucket_cap_mb=0.0001), run(DistributedDataParallel))
+        gloo = dist.new_group(backend="gloo")
+        return worst(run(DataParallel, bucket_cap_mb=0.0001), run(DistributedDataParallel, process_group=gloo))
 
 
 @pytest.mark.parametrize("by_all", [True, False])
