@@ -50,12 +50,8 @@ class Method:
     alone: bool = False
 
 
-def _dgc(seed: int, steps: int) -> hooks.CompressionHook:
-    # All parameters, as in the paper: the others would have no momentum.
-    return hooks.compressed(compress.DGC(0.01, MOMENTUM, steps // 10), least_elements=0, vectors=True)
-
-
-# Warm-ups last a tenth of the run.
+# Warm-ups of top-k and DGC, which send more and more sparsely, last a tenth of the run; those of "after warm-up", which
+# send uncompressed, a fifth.
 METHODS: dict[str, Method] = {
     "none": Method("uncompressed", None),
     "fp16": Method("fp16", lambda seed, steps: hooks.fp16()),
@@ -67,16 +63,23 @@ METHODS: dict[str, Method] = {
     "efsgd4": Method("EF-SGD 4 bits", lambda seed, steps: hooks.compressed(compress.EFSGD(4, seed))),
     "natural": Method("natural", lambda seed, steps: hooks.natural(seed)),
     "onebit": Method("1-bit, feedback", lambda seed, steps: hooks.onebit()),
+    "onebit_warm": Method("1-bit, feedback, after warm-up", lambda seed, steps: hooks.onebit(warmup_steps=steps // 5)),
     "topk1": Method("top-k 1%, feedback", lambda seed, steps: hooks.topk(0.01)),
     "topk1_sampled": Method(
         "top-k 1%, sampled, warm-up, feedback",
         lambda seed, steps: hooks.topk(0.01, selection="sampled", warmup_steps=steps // 10),
     ),
-    "dgc1": Method("DGC 1%, warm-up", _dgc, own_momentum=True),
+    "dgc1": Method(
+        "DGC 1%, warm-up", lambda seed, steps: hooks.dgc(0.01, MOMENTUM, warmup_steps=steps // 10), own_momentum=True
+    ),
     "randomk1": Method("random-k 1%, feedback", lambda seed, steps: hooks.randomk(0.01, seed=seed)),
     "randomk10": Method("random-k 10%, feedback", lambda seed, steps: hooks.randomk(0.1, seed=seed)),
     "powersgd2": Method("PowerSGD rank 2, feedback", lambda seed, steps: hooks.powersgd(2, seed=seed)),
     "powersgd4": Method("PowerSGD rank 4, feedback", lambda seed, steps: hooks.powersgd(4, seed=seed)),
+    "powersgd4_warm": Method(
+        "PowerSGD rank 4, feedback, after warm-up",
+        lambda seed, steps: hooks.powersgd(4, seed=seed, warmup_steps=steps // 5),
+    ),
     "onebit_alone": Method("1-bit alone", lambda seed, steps: hooks.onebit(error_feedback=False), alone=True),
     "topk1_alone": Method("top-k 1% alone", lambda seed, steps: hooks.topk(0.01, error_feedback=False), alone=True),
     "powersgd2_alone": Method(
@@ -134,7 +137,7 @@ class Digits:
 class Text:
     """Bytes of Python's language reference; the next is to be told. The last tenth is held out."""
 
-    methods = tuple(name for name in METHODS if name not in ("efsgd4", "qsgd4", "randomk1", "topk1_sampled"))
+    methods = tuple(name for name in METHODS if name not in ("efsgd4", "qsgd4", "randomk1"))
     batch_size, steps, ranks = 4, 250, 2
 
     def __init__(self) -> None:
@@ -174,7 +177,10 @@ class Text:
 class TextAdamW(Text):
     """The same with the optimiser that is usual for transformers."""
 
-    methods = ("none", "int8", "int4", "onebit", "topk1", "powersgd2", "powersgd4", "onebit_alone")
+    methods = (
+        "none", "int8", "int4", "onebit", "onebit_warm", "topk1", "powersgd2", "powersgd4", "powersgd4_warm",
+        "onebit_alone",
+    )  # fmt: skip
 
     def optimizer(self, parameters: Any, own_momentum: bool) -> torch.optim.Optimizer:
         """AdamW, for compressors without momentum."""

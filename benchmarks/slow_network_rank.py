@@ -50,9 +50,10 @@ CONTESTANTS: dict[str, Contestant] = {
     "gloo": Contestant("DDP over Gloo", backend="gloo", slow=True),
     "none": Contestant("DDP over Ringleader", slow=True),
     "bf16": Contestant("bf16", hooks.bf16, slow=True),
-    "int8": Contestant("int8, feedback", hooks.int8),
+    "int4": Contestant("int4, feedback", hooks.int4),
     "onebit": Contestant("1-bit, feedback", hooks.onebit),
     "topk": Contestant("top-k 1%, feedback", functools.partial(hooks.topk, TOP)),
+    "dgc": Contestant("DGC 1%", functools.partial(hooks.dgc, TOP)),
     "powersgd": Contestant(f"PowerSGD rank {RANK}, feedback", functools.partial(hooks.powersgd, RANK)),
 }
 
@@ -90,9 +91,11 @@ def expected_bytes(name: str, model: nn.Module, ranks: int, least: int = 1024) -
         return all_reduced * 4 * (elements + rest)
     if name == "bf16":
         return all_reduced * 2 * (elements + rest)
-    blocks: dict[str, compress.Compressor] = {"onebit": compress.OneBit(), "int8": compress.Int8()}
+    blocks: dict[str, compress.Compressor] = {"onebit": compress.OneBit(), "int4": compress.Int4()}
     if name in blocks:
         return all_reduced * (blocks[name].wire_bytes(elements) + 4 * rest)
+    if name == "dgc":  # all parameters
+        return (ranks - 1) * 8 * TOP * (elements + rest)
     if name == "topk":
         return (ranks - 1) * 8 * TOP * elements + all_reduced * 4 * rest
     if name == "powersgd":

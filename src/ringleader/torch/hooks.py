@@ -69,11 +69,20 @@ class CompressionHook:
         Any compressor of `ringleader.compress`, or a `Policy` that has one for each parameter.
     least_elements, vectors
         See `Policy`; for a compressor.
+    warmup_steps
+        So many steps at the start are not compressed. `onebit` needs it: 15% to 25% of the training, as in 1-bit Adam.
     """
 
     def __init__(
-        self, compression: Compressor | Policy, least_elements: int = LEAST_ELEMENTS, vectors: bool = False
+        self,
+        compression: Compressor | Policy,
+        least_elements: int = LEAST_ELEMENTS,
+        vectors: bool = False,
+        warmup_steps: int = 0,
     ) -> None:
+        if warmup_steps < 0:
+            raise errors.InvalidArgument(f"warmup_steps is {warmup_steps!r}; expected an integer from 0")
+        self.warmup_steps = warmup_steps
         self.policy = Policy.of(compression, least_elements, vectors)
         self._group: Any = None
         self._names: dict[int, str] = {}
@@ -148,7 +157,7 @@ class CompressionHook:
             work, finished = self._regroup(), [(buffer, each) for buffer, _, each in self._waiting]
             self._waiting.clear()
         if finished:
-            self._later(work, finished, compressed=self._step > 0)
+            self._later(work, finished, compressed=self._step >= max(1, self.warmup_steps))
         if bucket.is_last():
             self._step += 1
             self._loaded_for = max(0, self._loaded_for - 1)
@@ -269,7 +278,17 @@ def _run(state: CompressionHook, bucket: dist.GradBucket) -> torch.futures.Futur
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> Floats:
-    """All elements as one vector of float32; a copy."""
+    """All elements as one vector of float32: where they lie, if side by side, as in DDP's buckets; else a copy."""
+    first, end = tensors[0], tensors[0].data_ptr()
+    for x in tensors:
+        if x.dtype != torch.float32 or not x.is_contiguous() or x.data_ptr() != end:
+            break
+        end += x.nbytes
+    else:
+        storage = first.untyped_storage()
+        if end <= storage.data_ptr() + storage.nbytes():  # else they are neighbours by chance
+            elements = sum(x.numel() for x in tensors)
+            return torch.empty(0).set_(storage, first.storage_offset(), (elements,), (1,)).numpy()
     result = np.empty(sum(x.numel() for x in tensors), np.float32)
     block, at = torch.from_numpy(result), 0
     for x in tensors:
@@ -279,7 +298,9 @@ def _joined(tensors: Sequence[torch.Tensor]) -> Floats:
 
 
 def _spread(tensors: Sequence[torch.Tensor], vector: Floats) -> None:
-    """The elements of a vector back to the tensors."""
+    """The elements of a vector back to the tensors, unless it is where they lie."""
+    if vector.ctypes.data == tensors[0].data_ptr():
+        return
     block, at = torch.from_numpy(vector), 0
     for x in tensors:
         x.detach().copy_(block[at : at + x.numel()].view(x.shape))
@@ -290,7 +311,10 @@ def _spread(tensors: Sequence[torch.Tensor], vector: Floats) -> None:
 
 
 def compressed(
-    compression: Compressor | Policy, least_elements: int = LEAST_ELEMENTS, vectors: bool = False
+    compression: Compressor | Policy,
+    least_elements: int = LEAST_ELEMENTS,
+    vectors: bool = False,
+    warmup_steps: int = 0,
 ) -> CompressionHook:
     """A hook with any compressor, also one of your own, or with a `Policy`.
 
@@ -299,7 +323,7 @@ def compressed(
     >>> compressed(compress.ErrorFeedback(compress.Int4())).policy.least_elements
     1024
     """
-    return CompressionHook(compression, least_elements, vectors)
+    return CompressionHook(compression, least_elements, vectors, warmup_steps)
 
 
 def adaptive(policies: Sequence[Any] | None = None, accuracy_budget: float | None = None) -> AdaptiveHook:
@@ -323,8 +347,9 @@ def bf16() -> CompressionHook:
     return CompressionHook(compress.BF16(), 0, vectors=True)
 
 
-def _remembering(compressor: Compressor, error_feedback: bool) -> CompressionHook:
-    return CompressionHook(compress.ErrorFeedback(compressor) if error_feedback else compressor)
+def _remembering(compressor: Compressor, error_feedback: bool, warmup_steps: int = 0) -> CompressionHook:
+    chosen = compress.ErrorFeedback(compressor) if error_feedback else compressor
+    return CompressionHook(chosen, warmup_steps=warmup_steps)
 
 
 def topk(
@@ -335,8 +360,11 @@ def topk(
 
 
 def dgc(ratio: float = 0.001, momentum: float = 0.9, warmup_steps: int = 0) -> CompressionHook:
-    """Deep Gradient Compression, see `ringleader.compress.DGC`; the optimiser must have no momentum of its own."""
-    return CompressionHook(compress.DGC(ratio, momentum, warmup_steps))
+    """Deep Gradient Compression, see `ringleader.compress.DGC`; the optimiser must have no momentum of its own.
+
+    All parameters, because what is sent as it is would have no momentum.
+    """
+    return CompressionHook(compress.DGC(ratio, momentum, warmup_steps), 0, vectors=True)
 
 
 def randomk(ratio: float = 0.01, seed: int = 0, error_feedback: bool = True) -> CompressionHook:
@@ -344,9 +372,9 @@ def randomk(ratio: float = 0.01, seed: int = 0, error_feedback: bool = True) -> 
     return _remembering(compress.RandomK(ratio, seed=seed, unbiased=not error_feedback), error_feedback)
 
 
-def onebit(error_feedback: bool = True) -> CompressionHook:
-    """Signs, see `ringleader.compress.OneBit`."""
-    return _remembering(compress.OneBit(), error_feedback)
+def onebit(error_feedback: bool = True, warmup_steps: int = 0) -> CompressionHook:
+    """Signs, see `ringleader.compress.OneBit`; the first `warmup_steps` steps are not compressed."""
+    return _remembering(compress.OneBit(), error_feedback, warmup_steps)
 
 
 def int8(error_feedback: bool = True) -> CompressionHook:
@@ -369,6 +397,11 @@ def natural(seed: int = 0, error_feedback: bool = False) -> CompressionHook:
     return _remembering(compress.Natural(seed), error_feedback)
 
 
-def powersgd(rank: int = 4, warm_start: bool = True, seed: int = 0, error_feedback: bool = True) -> CompressionHook:
-    """Low-rank factors of each parameter's gradient, see `ringleader.compress.PowerSGD`."""
-    return _remembering(compress.PowerSGD(rank, warm_start, seed), error_feedback)
+def powersgd(
+    rank: int = 4, warm_start: bool = True, seed: int = 0, error_feedback: bool = True, warmup_steps: int = 0
+) -> CompressionHook:
+    """Low-rank factors of each parameter's gradient, see `ringleader.compress.PowerSGD`.
+
+    The first `warmup_steps` steps are not compressed.
+    """
+    return _remembering(compress.PowerSGD(rank, warm_start, seed), error_feedback, warmup_steps)

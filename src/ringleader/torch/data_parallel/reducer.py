@@ -138,6 +138,11 @@ class Reducer:
             handle.remove()
         self._handles = []
 
+    def release(self) -> None:
+        """Let go of the buckets' memory; gradients that are views keep theirs."""
+        self.close()
+        self.buckets = []
+
     # --------------------------------------------------------------------------------------------- opening
 
     def prepare(self, sync: bool) -> None:
