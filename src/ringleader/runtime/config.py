@@ -26,7 +26,7 @@ __all__ = [
 
 PREFIX = "RINGLEADER_"
 
-# Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, point to point, adaptation.
+# Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, messages, adaptation.
 SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P", "ADAPT")
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
