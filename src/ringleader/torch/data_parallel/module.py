@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch import nn
 
 from ringleader import errors
+from ringleader.compress import Compressor, Policy
 from ringleader.overlap import BucketPlan, PriorityPlan
-from ringleader.torch.data_parallel import layout, state
+from ringleader.torch.data_parallel import layout
 from ringleader.torch.data_parallel.buckets import Slot
 from ringleader.torch.data_parallel.buffers import BufferSync
+from ringleader.torch.data_parallel.compressed import Compression
 from ringleader.torch.data_parallel.graph import differentiable, reachable
 from ringleader.torch.data_parallel.joining import JoiningMixin
 from ringleader.torch.data_parallel.optimizers import make_optimizer
@@ -24,6 +26,7 @@ from ringleader.torch.data_parallel.prioritizing import PrioritizedPartitions
 from ringleader.torch.data_parallel.priority import PartitionedGradients
 from ringleader.torch.data_parallel.reducer import Options, Reducer
 from ringleader.torch.data_parallel.start import broadcast_from_first, verify_alike
+from ringleader.torch.data_parallel.state import StateMixin, accept_plain_names
 from ringleader.torch.data_parallel.transport import Transport, transport_for
 
 __all__ = ["DataParallel", "Overlap"]
@@ -34,7 +37,7 @@ _OVERLAPS = ("plan", "priority", "fixed", "off")
 _current_graph_task = torch._C._current_graph_task_id
 
 
-class DataParallel(nn.Module, JoiningMixin):
+class DataParallel(StateMixin, nn.Module, JoiningMixin):
     """Data parallel training of a model: after ``backward()``, gradients are the mean over all ranks.
 
     Takes the place of `torch.nn.parallel.DistributedDataParallel` and of its arguments that concern the training.
@@ -66,6 +69,9 @@ class DataParallel(nn.Module, JoiningMixin):
         end. "priority": while the next forward pass goes on as well, see `optimizer`.
     average
         False: gradients are the sum over all ranks.
+    compression
+        A compressor of `ringleader.compress`, for parameters with two or more dimensions and 1024 elements, or a
+        policy. What it remembers is in `communication_state_dict`.
 
     Raises
     ------
@@ -109,6 +115,7 @@ class DataParallel(nn.Module, JoiningMixin):
         static_graph: bool = False,
         overlap: Overlap = "plan",
         average: bool = True,
+        compression: Compressor | Policy | None = None,
     ) -> None:
         nn.Module.__init__(self)
         JoiningMixin.__init__(self)
@@ -118,11 +125,12 @@ class DataParallel(nn.Module, JoiningMixin):
             raise errors.InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}; expected MiB, more than 0")
         self.module = module
         self.broadcast_buffers = broadcast_buffers
-        if overlap == "priority" and (find_unused_parameters or static_graph):
+        if overlap == "priority" and (find_unused_parameters or static_graph or compression is not None):
             raise errors.InvalidArgument(
-                "overlap='priority' needs models that use every parameter once a step; expected neither "
-                "find_unused_parameters nor static_graph"
+                "overlap='priority' needs models that use every parameter once a step, and sends gradients as they "
+                "are; expected neither find_unused_parameters nor static_graph nor compression"
             )
+        self._compressor = compression
         self._options = Options(
             find_unused_parameters and not static_graph,
             static_graph,
@@ -137,7 +145,7 @@ class DataParallel(nn.Module, JoiningMixin):
         self._group: Any = None
         self._reducer: Reducer | None = None
         self._buckets: FixedBuckets | PlannedBuckets | None = None
-        state.accept_plain_names(self)
+        accept_plain_names(self)
         self._start(dist.group.WORLD if process_group is None else process_group)
 
     # --------------------------------------------------------------------------------------------- start
@@ -162,7 +170,11 @@ class DataParallel(nn.Module, JoiningMixin):
         self._buffers_sync = BufferSync([b for _, b in buffers], self._transport) if buffers else None
         self._index_of = {id(slot.parameter): slot.index for slot in slots}
         order = [slot.index for slot in reversed(slots)]
-        reducer = Reducer(slots, self._transport, self._options, layout.fixed(slots, order, self._cap_bytes))
+        compression = None
+        if self._compressor is not None:
+            compression = Compression(self._compressor, self._transport, self._options.average)
+        assignment = layout.fixed(slots, order, self._cap_bytes)
+        reducer = Reducer(slots, self._transport, self._options, assignment, compression)
         if self._overlap in ("plan", "priority"):
             total = sum(slot.parameter.nbytes for slot in slots)
             cost, conditions = measure_cost(self._transport, total, slots[0].parameter.device)
@@ -340,26 +352,6 @@ class DataParallel(nn.Module, JoiningMixin):
                 raise
             return getattr(super().__getattr__("module"), name)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped model's."""
-        self.synchronize()
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dictionary with or without "module." in front of all names.
-
-        Parameters
-        ----------
-        assign
-            Not possible: the parameters are those whose gradients are in the buckets.
-        """
-        if assign:
-            raise errors.InvalidArgument(
-                "assign=True would replace the parameters; load into the model before it is wrapped"
-            )
-        self.synchronize()
-        return self.module.load_state_dict(state.without_prefix(state_dict, self.module.state_dict()), strict)
-
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process: the copy finds the default group with its first step."""
         self.synchronize()
@@ -372,7 +364,7 @@ class DataParallel(nn.Module, JoiningMixin):
     def __setstate__(self, kept: dict[str, Any]) -> None:
         super().__setstate__(kept)  # type: ignore[no-untyped-call]
         self._group = self._reducer = self._buckets = None
-        state.accept_plain_names(self)
+        accept_plain_names(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
         """A copy of the model, wrapped for the same group; all ranks that go on training it must have copied it."""
