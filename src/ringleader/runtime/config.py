@@ -26,8 +26,8 @@ __all__ = [
 
 PREFIX = "RINGLEADER_"
 
-# Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, point to point.
-SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P")
+# Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, messages, adaptation.
+SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P", "ADAPT")
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -261,6 +261,10 @@ SETTINGS: tuple[Setting, ...] = (
         "DEBUG_FILE", _text, "path; %h is the host's name, %p the process number", "standard error",
         "Where the log goes.",
     ),
+    Setting(
+        "MONITOR", _text, "0, 1 or a directory", "0",
+        "Write what `ringleader monitor` shows (docs/adaptive.md), every second.",
+    ),
     Setting("RANK", _integer(0, 1 << 30), "integer from 0", "from the launcher", "Rank of this process.", "launch"),
     Setting("SIZE", _integer(1, 1 << 30), "integer from 1", "from the launcher", "Number of ranks.", "launch"),
     Setting(
@@ -351,6 +355,7 @@ class Config:
     debug: str | None = None
     debug_subsys: tuple[str, ...] = SUBSYSTEMS
     debug_file: str | None = None
+    monitor: str = "0"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Config:
