@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from ringleader.adapt.loads import Candidate
 from ringleader.adapt.network import format_rate
 from ringleader.adapt.policy import Policy, Settings
 from ringleader.adapt.switch import Marks, Switch
-from ringleader.errors import ClosedError, InvalidArgument
+from ringleader.errors import ClosedError, CollectiveTimeout, InvalidArgument
 from ringleader.runtime import calls, compressed
 from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.config import logger
@@ -56,9 +57,17 @@ class AdaptiveWork:
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait, and return the result; errors are those of `Communicator.all_reduce`."""
+        """Wait, and return the result; errors are those of `Communicator.all_reduce`.
+
+        Raises
+        ------
+        CollectiveTimeout
+            Not complete within `timeout` seconds; it goes on and can be waited for again.
+        """
         begun = time.perf_counter()
-        result = self._future.result(timeout)
+        if not wait_for([self._future], timeout).done:
+            raise CollectiveTimeout(f"the operation is not complete after {timeout} s; it is still running, wait again")
+        result = self._future.result()
         if not self._waited:
             self._waited = True
             self._owner._ended(begun - self._started)

@@ -268,6 +268,8 @@ class AdaptiveHook(CompressionHook):
         else:
             if self.reduction is None:
                 self.reduction = adapt.AdaptiveAllReduce(comm, *self._wanted)
+            for each in self.policy.compressors():
+                each.set_shapes(key, [tuple(x.shape) for x in tensors])
             self.reduction(vector, "avg", key=key)
         _spread(tensors, vector)
 
