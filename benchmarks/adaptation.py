@@ -220,7 +220,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="of a phase (default %(default)s)")
     parser.add_argument("--static-steps", type=int, default=8, help="default %(default)s")
-    parser.add_argument("--turns", type=int, default=3, help="of the steady comparison (default %(default)s)")
+    parser.add_argument("--turns", type=int, default=2, help="of the steady comparison (default %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="default %(default)s")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)  # started by this script

@@ -51,7 +51,7 @@ class World:
         noise = 1 + self.noise * self.random.uniform(-1, 1)
         return (Estimates(list(self.rates), list(self.rates)).wire_seconds(load) + 2 * load.rest + 1e-3) * noise
 
-    def call(self, hiccup: float = 0.0) -> str:
+    def call(self, hiccup: float = 0.0, busy: int = -1) -> str:
         """One call of all ranks; the name of the format it used."""
         policy = self.policies[0]
         load = policy.loads[policy.current]
@@ -66,6 +66,8 @@ class World:
                 for other in range(N)
             ]  # fmt: skip
             rate = self.rates[rank] if self.measured else 0.0
+            if rank == busy:  # it had no processor while data came
+                seen, rate = [each / 20 for each in seen], rate / 20
             rows.append(Row(seconds + max(late) - late[rank], 1e-3, self.compute, rate, tuple(seen)))
         for policy, menu in zip(self.policies, self.menus, strict=True):
             policy.learn(rows)
@@ -123,6 +125,8 @@ def test_one_slow_call_on_a_good_network_changes_nothing() -> None:
     world = World()
     world.calls(20)
     world.call(hiccup=0.3)
+    assert set(world.calls(10)) == {"f32"}
+    world.call(hiccup=0.3, busy=2)  # and that rank's line looks slow
     assert set(world.calls(10)) == {"f32"}
 
 

@@ -105,6 +105,7 @@ class Policy:
         self._queue: list[int] = []
         self._holds: dict[int, _Hold] = {each.preference: _Hold() for each in self.candidates}
         self._good_runs = 0
+        self._rising = False  # the latest change was to a better liked format
         self._looks = 0
         self._expected = 0.0
         self._steps_seen = 0
@@ -203,19 +204,32 @@ class Policy:
             clear = False
         else:
             enough = now > then * (1 + self.settings.margin)
-            clear = now > then * _CLEAR
+            clear = now > then * _CLEAR and self._common_loss(target)
         if not enough:
             self._looks = 0
             return None
         self._looks += 1
-        if self._looks < _LOOKS and not clear:
+        # A step up that went as predicted has confirmed the measurements: the next one needs one look.
+        confirmed = better_liked and self._rising and self._good_runs > 0
+        if self._looks < _LOOKS and not clear and not confirmed:
             return None
+        self._rising = better_liked
         if better_liked:
             reason = f"the network allows {self.candidates[target].format.name}: a step of {_ms(then)} (now {_ms(now)})"
         else:
             reason = f"a step of {_ms(then)} instead of {_ms(now)}"
         self._good_runs = 0
         return Choice(target, reason)
+
+    def _common_loss(self, target: int) -> bool:
+        """Whether most lines have become slow: one may only be the line of a rank that was busy for a moment."""
+        lines = sorted(self.estimates.lines())
+        usual = Estimates.initial(len(lines), lines[len(lines) // 2])
+        now, then = (
+            self.step(usual.wire_seconds(known.load) + known.rest)
+            for known in (self._known[self.current], self._known[target])
+        )
+        return now > then * _CLEAR
 
     def _limit(self, times: list[float]) -> float:
         return min(self.step(each) for each in times) * (1 + self.settings.tolerance)
