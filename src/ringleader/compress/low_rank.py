@@ -130,6 +130,7 @@ class PowerSGD(Compressor):
         shape: tuple[int, ...],
         error: Floats | None = None,
         lost: Floats | None = None,
+        out: Floats | None = None,
     ) -> Floats:
         """The mean over ranks of `x`, compressed.
 
@@ -143,11 +144,13 @@ class PowerSGD(Compressor):
             Shape of the array as the user has it.
         error, lost
             What is added to `x`, and what receives what is lost.
+        out
+            For the result; may be `x`.
 
         Returns
         -------
         array
-            New, shape (elements,): equal bits on all ranks.
+            Shape (elements,): equal bits on all ranks.
         """
         if error is not None and lost is not None:
             _core.compress.add(lost, error, x)
@@ -155,7 +158,7 @@ class PowerSGD(Compressor):
         parts = self.parts(key, x.size, shape)
         p, q = self._factor(x, parts, self._start(key, parts), average)
         self._remember(key, q)
-        return self._expand(parts, p, q, x.size, lost)
+        return self._expand(parts, p, q, np.empty(x.size, np.float32) if out is None else out, lost)
 
     def _factor(
         self, x: Floats, parts: list[_Part], start: list[Floats], average: Average
@@ -185,9 +188,8 @@ class PowerSGD(Compressor):
             self._factors.pop(key, None)
 
     def _expand(
-        self, parts: list[_Part], p: list[Floats], q: list[Floats], elements: int, error: Floats | None
+        self, parts: list[_Part], p: list[Floats], q: list[Floats], result: Floats, error: Floats | None
     ) -> Floats:
-        result = np.empty(elements, np.float32)
         queue = iter(q)
         for part, factor in zip(parts, p, strict=True):
             rest = None if error is None else part.of(error)
@@ -222,7 +224,7 @@ class PowerSGD(Compressor):
                 size = part.columns * part.rank
                 q.append(np.ascontiguousarray(payload.data[at : at + size].reshape(part.columns, part.rank)))
                 at += size
-        return self.into(out, self._expand(parts, p, q, payload.elements, None))
+        return self._expand(parts, p, q, np.empty(payload.elements, np.float32) if out is None else out, None)
 
     def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""
