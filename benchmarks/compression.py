@@ -87,11 +87,11 @@ def ours(x: np.ndarray, repeat: int) -> list[dict[str, object]]:
 def power_sgd(x: np.ndarray, repeat: int) -> dict[str, object]:
     """The whole of PowerSGD with error feedback as an all-reduce runs it: both rounds, the result and the new error."""
     codec = compress.PowerSGD(rank=4)
-    error, lost, flat = np.zeros(x.size, np.float32), np.empty(x.size, np.float32), x.reshape(-1)
+    error, lost, out = (np.zeros(x.size, np.float32) for _ in range(3))
 
     def step() -> None:
         nonlocal error, lost
-        codec.average(flat, lambda factors: None, "", x.shape, error, lost)
+        codec.average(x.reshape(-1), lambda factors: None, "", x.shape, error, lost, out)
         error, lost = lost, error
 
     elapsed = best(step, repeat)

@@ -152,24 +152,37 @@ class PowerSGD(Compressor):
         array
             Shape (elements,): equal bits on all ranks.
         """
-        if error is not None and lost is not None:
-            _core.compress.add(lost, error, x)
-            x = lost
         parts = self.parts(key, x.size, shape)
-        p, q = self._factor(x, parts, self._start(key, parts), average)
+        p, q = self._factor(x, parts, self._start(key, parts), average, error, lost)
         self._remember(key, q)
         return self._expand(parts, p, q, np.empty(x.size, np.float32) if out is None else out, lost)
 
     def _factor(
-        self, x: Floats, parts: list[_Part], start: list[Floats], average: Average
+        self,
+        x: Floats,
+        parts: list[_Part],
+        start: list[Floats],
+        average: Average,
+        error: Floats | None = None,
+        lost: Floats | None = None,
     ) -> tuple[list[Floats], list[Floats]]:
-        """Factors p of all parts (of vectors: themselves) and q of the matrices, averaged."""
+        """Factors p of all parts (of vectors: themselves) and q of the matrices, averaged.
+
+        With `error` they are those of ``x + error``, which is left in `lost`.
+        """
         queue = iter(start)
         first = []
         for part in parts:
-            first.append(np.empty((part.rows, part.rank), np.float32) if part.rank else part.of(x))
             if part.rank:
-                _core.compress.project(part.of(x), next(queue), first[-1])
+                first.append(np.empty((part.rows, part.rank), np.float32))
+                pair = (None, None) if error is None or lost is None else (part.of(error), part.of(lost))
+                _core.compress.project(part.of(x), next(queue), first[-1], *pair)
+            elif error is None or lost is None:
+                first.append(part.of(x))
+            else:
+                np.add(part.of(x), part.of(error), out=part.of(lost))
+                first.append(part.of(lost))
+        x = x if lost is None else lost
         p = _averaged(first, average)
         for part, factor in zip(parts, p, strict=True):
             if part.rank:
