@@ -172,7 +172,7 @@ def plot(runs: list[dict[str, str]], curves: list[dict[str, str]], path: Path) -
         _draw_differences(panels[1][column], [row for row in runs if row["task"] == task])
     panels[0][0].set_ylabel("held-out loss, mean over seeds")
     panels[1][0].set_ylabel("difference of the final loss to uncompressed")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=80)
 
 
 def _draw_curves(axes: Any, rows: list[dict[str, str]]) -> None:

@@ -54,9 +54,10 @@ class Trainer:
             self.model = DistributedDataParallel(net, process_group=over, gradient_as_bucket_view=True)
             if how == "registered":
                 ringleader.torch.register_ddp(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         if how == "priority":
-            self.optimizer = self.model.overlap_optimizer(self.optimizer)
+            self.optimizer = self.model.optimizer(torch.optim.SGD, lr=0.01, momentum=0.9)
+        else:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.kind, self.data = kind, torch.Generator().manual_seed(dist.get_rank())
         for _ in range(SETTLE.get(how, 3)):
             self.step()
@@ -72,8 +73,8 @@ class Trainer:
 
     def finish(self) -> None:
         """Nothing of the last step is left to do for the next."""
-        if hasattr(self.optimizer, "finish"):
-            self.optimizer.finish()
+        if isinstance(self.model, ringleader.torch.DataParallel):
+            self.model.synchronize()
 
 
 class Whole:

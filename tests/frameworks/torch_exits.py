@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ torch.set_num_threads(1)
 
 def join(path: str, rank: int, size: int) -> None:
     dist.init_process_group(
-        "ringleader", init_method=f"file://{path}", rank=rank, world_size=size, timeout=timedelta(seconds=20)
+        "ringleader", init_method=f"file://{path}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
 
 
@@ -48,6 +49,7 @@ def waits(path: str, rank: int) -> None:
     """Rank 0 waits in a barrier, rank 1 in a message; both get SIGINT."""
     join(path, rank, 2)
     dist.all_reduce(torch.ones(3))
+    Path(f"{path}-{rank}-waits").touch()
     if rank == 0:
         dist.barrier()
     else:
@@ -67,7 +69,9 @@ def fork_round(scenario: Callable[[str, int], None], interrupt: bool) -> list[tu
                 sys.exit(0)  # with the interpreter's whole end
             pids.append(pid)
         if interrupt:
-            time.sleep(1.5)
+            while len(list(Path(folder).glob("*-waits"))) < 2 and time.monotonic() - started < 60:
+                time.sleep(0.01)
+            time.sleep(0.5)  # until they really do
             started = time.monotonic()
             for pid in pids:
                 os.kill(pid, signal.SIGINT)

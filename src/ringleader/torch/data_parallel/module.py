@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ringleader import errors
-from ringleader.overlap import BucketPlan
-from ringleader.torch.data_parallel import layout, state
+from ringleader.compress import Compressor, Policy
+from ringleader.overlap import BucketPlan, PriorityPlan
+from ringleader.torch.data_parallel import layout
 from ringleader.torch.data_parallel.buckets import Slot
 from ringleader.torch.data_parallel.buffers import BufferSync
+from ringleader.torch.data_parallel.compressed import Compression
 from ringleader.torch.data_parallel.graph import differentiable, reachable
-from ringleader.torch.data_parallel.joining import ShadowHook, active_ranks, highest_of, tell_joined
+from ringleader.torch.data_parallel.joining import JoiningMixin
+from ringleader.torch.data_parallel.optimizers import make_optimizer
 from ringleader.torch.data_parallel.planning import FixedBuckets, PlannedBuckets, measure_cost
+from ringleader.torch.data_parallel.prioritizing import PrioritizedPartitions
+from ringleader.torch.data_parallel.priority import PartitionedGradients
 from ringleader.torch.data_parallel.reducer import Options, Reducer
 from ringleader.torch.data_parallel.start import broadcast_from_first, verify_alike
+from ringleader.torch.data_parallel.state import StateMixin, accept_plain_names
 from ringleader.torch.data_parallel.transport import Transport, transport_for
 
 __all__ = ["DataParallel", "Overlap"]
 
-Overlap = Literal["plan", "fixed", "off"]
-_OVERLAPS = ("plan", "fixed", "off")
+Overlap = Literal["plan", "priority", "fixed", "off"]
+_OVERLAPS = ("plan", "priority", "fixed", "off")
 
 _current_graph_task = torch._C._current_graph_task_id
 
 
-class DataParallel(nn.Module, Joinable):
+class DataParallel(StateMixin, nn.Module, JoiningMixin):
     """Data parallel training of a model: after ``backward()``, gradients are the mean over all ranks.
 
     Takes the place of `torch.nn.parallel.DistributedDataParallel` and of its arguments that concern the training.
@@ -61,9 +66,12 @@ class DataParallel(nn.Module, Joinable):
     overlap
         "plan": the first steps are recorded, then the buckets are chosen that leave the least communication exposed;
         see `plan`. "fixed": buckets of `bucket_cap_mb`. Both are sent while the backward pass goes on. "off": at its
-        end.
+        end. "priority": while the next forward pass goes on as well, see `optimizer`.
     average
         False: gradients are the sum over all ranks.
+    compression
+        A compressor of `ringleader.compress`, for parameters with two or more dimensions and 1024 elements, or a
+        policy. What it remembers is in `communication_state_dict`.
 
     Raises
     ------
@@ -107,15 +115,22 @@ class DataParallel(nn.Module, Joinable):
         static_graph: bool = False,
         overlap: Overlap = "plan",
         average: bool = True,
+        compression: Compressor | Policy | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        Joinable.__init__(self)
+        JoiningMixin.__init__(self)
         if overlap not in _OVERLAPS:
             raise errors.InvalidArgument(f"overlap is {overlap!r}; expected one of {', '.join(map(repr, _OVERLAPS))}")
         if not bucket_cap_mb > 0:
             raise errors.InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}; expected MiB, more than 0")
         self.module = module
         self.broadcast_buffers = broadcast_buffers
+        if overlap == "priority" and (find_unused_parameters or static_graph or compression is not None):
+            raise errors.InvalidArgument(
+                "overlap='priority' needs models that use every parameter once a step, and sends gradients as they "
+                "are; expected neither find_unused_parameters nor static_graph nor compression"
+            )
+        self._compressor = compression
         self._options = Options(
             find_unused_parameters and not static_graph,
             static_graph,
@@ -126,11 +141,11 @@ class DataParallel(nn.Module, Joinable):
         self._overlap = overlap
         self._cap_bytes = max(1, int(bucket_cap_mb * (1 << 20)))
         self._sync = True
-        self._divide_by_all = True
+        self._defer = False
         self._group: Any = None
         self._reducer: Reducer | None = None
-        self._buckets: FixedBuckets | PlannedBuckets
-        state.accept_plain_names(self)
+        self._buckets: FixedBuckets | PlannedBuckets | None = None
+        accept_plain_names(self)
         self._start(dist.group.WORLD if process_group is None else process_group)
 
     # --------------------------------------------------------------------------------------------- start
@@ -155,11 +170,18 @@ class DataParallel(nn.Module, Joinable):
         self._buffers_sync = BufferSync([b for _, b in buffers], self._transport) if buffers else None
         self._index_of = {id(slot.parameter): slot.index for slot in slots}
         order = [slot.index for slot in reversed(slots)]
-        reducer = Reducer(slots, self._transport, self._options, layout.fixed(slots, order, self._cap_bytes))
-        if self._overlap == "plan":
+        compression = None
+        if self._compressor is not None:
+            compression = Compression(self._compressor, self._transport, self._options.average)
+        assignment = layout.fixed(slots, order, self._cap_bytes)
+        reducer = Reducer(slots, self._transport, self._options, assignment, compression)
+        if self._overlap in ("plan", "priority"):
             total = sum(slot.parameter.nbytes for slot in slots)
             cost, conditions = measure_cost(self._transport, total, slots[0].parameter.device)
-            self._buckets = PlannedBuckets(reducer, cost, conditions)
+            if self._overlap == "plan":
+                self._buckets = PlannedBuckets(reducer, cost, conditions)
+            else:
+                self._buckets = PrioritizedPartitions(reducer, self.module, cost, conditions)
         else:
             self._buckets = FixedBuckets(reducer, self._cap_bytes)
         reducer.on_round = self._after_round
@@ -182,16 +204,28 @@ class DataParallel(nn.Module, Joinable):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's forward pass; with gradients also what comes before and after, see the class."""
+        partitioned = self._partitioned()
         if not torch.is_grad_enabled() or _current_graph_task() != -1:  # or one repeated within a backward pass
+            if partitioned is not None:
+                partitioned.finish()
             return self.module(*inputs, **kwargs)
         reducer = self.reducer
         reducer.prepare(self._sync)
+        if partitioned is not None:
+            partitioned.prepare(self._sync)
+            if not self.training:  # then layers may take short cuts, past the hooks of their parts
+                partitioned.finish()
         if self._join_config.enable:
-            self._before_joint_step(reducer)
+            self._before_joint_step()
         if self._sync:
             self.sync_buffers()
+        recorder = self._buckets.recorder if isinstance(self._buckets, PrioritizedPartitions) else None
+        if recorder is not None:
+            recorder.begin()
         outputs = self.module(*inputs, **kwargs)
-        if self._sync:
+        if recorder is not None:
+            recorder.end()
+        if self._sync and partitioned is None:
             starts = differentiable(outputs)
             for x in starts:
                 x.register_hook(reducer.begin)  # type: ignore[no-untyped-call]
@@ -200,11 +234,69 @@ class DataParallel(nn.Module, Joinable):
         return outputs
 
     def _after_round(self) -> None:
-        if not self._join_config.enable:  # a rank that has joined could not take part
+        if self._buckets is not None and not self._join_config.enable:  # a rank that has joined could not take part
             self._buckets.after_round()
+        partitioned = self._partitioned()
+        if partitioned is not None:
+            partitioned.deferred = self._defer
 
-    def plan(self) -> BucketPlan | None:
-        """The buckets that were planned, with ``table()`` and ``picture(path)``; None as long as there is no plan.
+    def _partitioned(self) -> PartitionedGradients | None:
+        return self._buckets.gradients if isinstance(self._buckets, PrioritizedPartitions) else None
+
+    def optimizer(self, kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
+        """An optimizer of the model's parameters, which with ``overlap="priority"`` steps each as its gradient arrives.
+
+        The backward pass then returns while gradients are on their way, front layers first; ``step()`` only notes that
+        a step is due, with the learning rates of that moment; before a module is called in the next forward pass its
+        parameters are stepped. The result is the same, bit for bit, as stepping after everything has arrived.
+
+        Look at gradients (to clip them, say) or parameters in between only after `synchronize`. A module that uses a
+        parameter of another one must not be called before that one. Without an optimizer made here, backward passes
+        wait for their gradients.
+
+        Parameters
+        ----------
+        kind
+            Its class, which must step each parameter independently of the others, as nearly all do.
+        options
+            Its arguments.
+
+        Examples
+        --------
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = DataParallel(nn.Linear(2, 1, bias=False), overlap="priority")
+        >>> optimizer = model.optimizer(torch.optim.SGD, lr=0.5)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.zero_()
+        >>> for _ in range(10):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(1, 2)).sum().backward()
+        ...     optimizer.step()
+        >>> model.synchronize()
+        >>> model.weight.tolist()
+        [[-5.0, -5.0]]
+        >>> dist.destroy_process_group()
+        """
+        if self._overlap != "priority":
+            return kind(self.module.parameters(), **options)
+        self._defer = True
+        return make_optimizer(kind, self.module.parameters(), options, self._partitioned)
+
+    def synchronize(self) -> None:
+        """Wait for gradients that are on their way, and make the steps that are due."""
+        partitioned = self._partitioned()
+        if partitioned is not None:
+            partitioned.finish()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients; after their step, where one is due."""
+        partitioned = self._partitioned()
+        if partitioned is None or not partitioned.clear(set_to_none):
+            super().zero_grad(set_to_none)
+
+    def plan(self) -> BucketPlan | PriorityPlan | None:
+        """What was planned, with a ``table()``, and buckets with a ``picture(path)``; None as long as there is no plan.
 
         Examples
         --------
@@ -217,7 +309,7 @@ class DataParallel(nn.Module, Joinable):
         [0, 1, 2, 3]
         >>> dist.destroy_process_group()
         """
-        return None if self._reducer is None else self._buckets.plan
+        return None if self._buckets is None else self._buckets.plan
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -247,76 +339,8 @@ class DataParallel(nn.Module, Joinable):
         """Give buffers the values of the first rank (while ranks join: of the last that has data); collective."""
         if self._buffers_sync is None or not self.broadcast_buffers:
             return
-        root = highest_of(self, active) if self._join_config.enable else 0
+        root = self.highest_rank(active) if self._join_config.enable else 0
         self._buffers_sync.broadcast(root)
-
-    # --------------------------------------------------------------------------------------------- uneven inputs
-
-    def join(
-        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
-    ) -> Join:
-        """A context for ranks with different numbers of steps: those that are through take part with zeros.
-
-        Parameters
-        ----------
-        divide_by_initial_world_size
-            Means are over all ranks; False: over those that still have data.
-        enable, throw_on_early_termination
-            See `torch.distributed.algorithms.Join`.
-
-        Examples
-        --------
-        >>> import torch.distributed as dist
-        >>> dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
-        >>> model = DataParallel(nn.Linear(2, 1))
-        >>> with model.join():
-        ...     for _ in range(3):
-        ...         model(torch.ones(1, 2)).sum().backward()
-        >>> model.bias.grad
-        tensor([3.])
-        >>> dist.destroy_process_group()
-        """
-        return Join(
-            [self],
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-        )
-
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What `torch.distributed.algorithms.Join` calls."""
-        self._divide_by_all = kwargs.get("divide_by_initial_world_size", True)
-        return ShadowHook(self)
-
-    @property
-    def join_device(self) -> torch.device:
-        """Of the collectives of `Join`."""
-        return self.reducer.slots[0].parameter.device
-
-    @property
-    def join_rank(self) -> int:
-        """This rank's number in the group."""
-        return self.reducer.transport.rank
-
-    @property
-    def join_process_group(self) -> Any:
-        """Of the collectives of `Join`."""
-        return self.process_group
-
-    def _before_joint_step(self, reducer: Reducer) -> None:
-        work = Join.notify_join_context(self)
-        tell_joined(self, self._sync)
-        reducer.scale = None
-        if work is not None and not self._divide_by_all and self._options.average:
-            reducer.scale = self._transport.size / active_ranks(work)
-
-    def shadow(self) -> None:
-        """Take part in a step of the others with zeros; collective."""
-        self.reducer.shadow()
-
-    def broadcast_state(self, root: int) -> None:
-        """Give all ranks the parameters and buffers of rank `root` of the group; collective."""
-        broadcast_from_first(self._state, self._transport, root)
 
     # --------------------------------------------------------------------------------------------- as the model itself
 
@@ -328,26 +352,9 @@ class DataParallel(nn.Module, Joinable):
                 raise
             return getattr(super().__getattr__("module"), name)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped model's."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dictionary with or without "module." in front of all names.
-
-        Parameters
-        ----------
-        assign
-            Not possible: the parameters are those whose gradients are in the buckets.
-        """
-        if assign:
-            raise errors.InvalidArgument(
-                "assign=True would replace the parameters; load into the model before it is wrapped"
-            )
-        return self.module.load_state_dict(state.without_prefix(state_dict, self.module.state_dict()), strict)
-
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process: the copy finds the default group with its first step."""
+        self.synchronize()
         kept = dict(self.__dict__)
         for name in ("_reducer", "_transport", "_buffers_sync", "_index_of", "_state", "_group", "_buckets"):
             kept.pop(name, None)
@@ -356,8 +363,8 @@ class DataParallel(nn.Module, Joinable):
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         super().__setstate__(kept)  # type: ignore[no-untyped-call]
-        self._group = self._reducer = None
-        state.accept_plain_names(self)
+        self._group = self._reducer = self._buckets = None
+        accept_plain_names(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
         """A copy of the model, wrapped for the same group; all ranks that go on training it must have copied it."""

@@ -34,6 +34,7 @@ class FixedBuckets:
     def __init__(self, reducer: Reducer, cap_bytes: int) -> None:
         self._reducer = reducer
         self._cap_bytes = cap_bytes
+        self.frozen = False
 
     @property
     def plan(self) -> None:
@@ -43,7 +44,7 @@ class FixedBuckets:
     def after_round(self) -> None:
         """Make the buckets anew; collective, after the first round."""
         reducer = self._reducer
-        if not reducer.recording:
+        if not reducer.recording or self.frozen:
             return
         order = torch.tensor(_complete(list(dict.fromkeys(reducer.fired)), len(reducer.slots)))
         order = order.to(reducer.slots[0].parameter.device)
@@ -69,6 +70,11 @@ class PlannedBuckets:
         Of one all-reduce, the same on all ranks.
     conditions
         What sending takes besides.
+
+    Attributes
+    ----------
+    frozen
+        The buckets are to stay as they are.
     """
 
     def __init__(self, reducer: Reducer, cost: CostCurve, conditions: Conditions) -> None:
@@ -87,6 +93,7 @@ class PlannedBuckets:
         self._rounds = 0
         self._lengths: list[float] = []
         self._quiet_length = 0.0
+        self.frozen = False
         self._settled = 0  # looks since the plan last changed
 
     @property
@@ -96,6 +103,8 @@ class PlannedBuckets:
 
     def after_round(self) -> None:
         """Take a round into account; on every rank after the same rounds."""
+        if self.frozen:
+            return
         reducer = self._reducer
         self._rounds += 1
         if not reducer.recording:

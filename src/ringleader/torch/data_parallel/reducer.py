@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ringleader.torch.data_parallel import errors
 from ringleader.torch.data_parallel.buckets import IDLE, NEVER, Bucket, Slot, make_bucket
+from ringleader.torch.data_parallel.compressed import Compression
 from ringleader.torch.data_parallel.transport import Transport
 
 __all__ = ["Options", "Reducer"]
@@ -51,6 +52,8 @@ class Reducer:
         Its parameters that have gradients, in registration order.
     assignment
         The buckets, as indices of parameters, in the order of sending. Equal on all ranks.
+    compression
+        Of the gradients.
 
     Attributes
     ----------
@@ -69,9 +72,15 @@ class Reducer:
     """
 
     def __init__(
-        self, slots: Sequence[Slot], transport: Transport, options: Options, assignment: Sequence[Sequence[int]]
+        self,
+        slots: Sequence[Slot],
+        transport: Transport,
+        options: Options,
+        assignment: Sequence[Sequence[int]],
+        compression: Compression | None = None,
     ) -> None:
         self.slots = tuple(slots)
+        self.compression = compression
         self.transport = transport
         self.options = options
         self.rank = transport.rank
@@ -106,6 +115,8 @@ class Reducer:
             make_bucket([self.slots[i] for i in indices], self.transport, self.options.average, self._arrived)
             for indices in assignment
         ]
+        if self.compression is not None:
+            self.compression.attach(buckets)
         with torch.no_grad():
             for bucket in buckets:
                 for slot, view in zip(bucket.slots, bucket.views, strict=True):
@@ -137,6 +148,11 @@ class Reducer:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def release(self) -> None:
+        """Let go of the buckets' memory; gradients that are views keep theirs."""
+        self.close()
+        self.buckets = []
 
     # --------------------------------------------------------------------------------------------- opening
 
