@@ -153,7 +153,54 @@ nb::dict counters(PyCommunicator& self) {
     }
   result["bytes_sent_net"] = sent;
   result["bytes_received_net"] = received;
+  put("flow_bytes", mesh.meter.bytes);
+  put("flow_ns", mesh.meter.ns);
   return result;
+}
+
+nb::list links(PyCommunicator& self) {
+  Mesh& mesh = self.native->mesh();
+  const bool live = self.native->state() == Communicator::State::live;
+  const auto of = [](const std::atomic<std::uint64_t>& counter) { return counter.load(std::memory_order_relaxed); };
+  nb::list rows;
+  for (Rank r = 0; r < mesh.size; ++r) {
+    const Mesh::Peer& peer = mesh.peers[static_cast<std::size_t>(r)];
+    nb::dict row;
+    std::uint64_t sent = 0, received = 0, messages = 0, flow_bytes = 0, flow_ns = 0, retransmits = 0;
+    const Lateness& late = mesh.lateness[static_cast<std::size_t>(r)];
+    std::uint64_t waits = of(late.windows), waited = of(late.ns), longest = of(late.longest_ns);
+    KernelTimes kernel;
+    for (const auto& link : peer.links) {
+      sent += link->bytes_sent;
+      received += link->bytes_received;
+      messages += of(link->times.messages);
+      flow_bytes += of(link->times.flow_bytes);
+      flow_ns += of(link->times.flow_ns);
+      waits += of(link->times.waits);
+      waited += of(link->times.waited_ns);
+      longest = std::max(longest, of(link->times.longest_wait_ns));
+      const KernelTimes times = live ? link->kernel_times() : KernelTimes{};
+      if (kernel.rtt_us == 0 || (times.rtt_us != 0 && times.rtt_us < kernel.rtt_us)) kernel = times;
+      retransmits += times.retransmits;
+    }
+    row["rank"] = r;
+    row["name"] = mesh.name(r);
+    row["shared"] = peer.shared != nullptr;
+    row["sent"] = sent;
+    row["received"] = received;
+    row["messages"] = messages;
+    row["flow_bytes"] = flow_bytes;
+    row["flow_ns"] = flow_ns;
+    row["waits"] = waits;
+    row["waited_ns"] = waited;
+    row["longest_wait_ns"] = longest;
+    row["rtt_us"] = kernel.rtt_us;
+    row["jitter_us"] = kernel.jitter_us;
+    row["least_rtt_us"] = kernel.least_rtt_us;
+    row["retransmits"] = retransmits;
+    rows.append(row);
+  }
+  return rows;
 }
 
 const char* state_name(Communicator::State state) {
@@ -227,6 +274,7 @@ void bind_comm(nb::module_& m) {
       }, nb::arg("timeout") = 2.0)
       .def("status", &status)
       .def("counters", &counters)
+      .def("links", &links)
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.native->rank(); })
       .def_prop_ro("size", [](PyCommunicator& self) { return self.native->size(); })
       .def_prop_ro("state", [](PyCommunicator& self) { return state_name(self.native->state()); })

@@ -25,6 +25,7 @@ Communicator::Communicator(Rank rank, Rank size, double timeout_seconds, const C
   void* memory = Arena::instance().allocate(SharedBlock::bytes(size), 64);
   mesh_.own = static_cast<SharedBlock*>(memory);  // arena memory is zero: the block's valid initial state
   mesh_.peers.resize(static_cast<std::size_t>(size));
+  mesh_.lateness = std::make_unique<Lateness[]>(static_cast<std::size_t>(size));
 }
 
 Communicator::~Communicator() {
@@ -88,6 +89,7 @@ void Communicator::connect_data(Rank rank, const ConnectRequest& request) {
   const std::vector<int>& sockets = request.sockets[r];
   for (std::size_t i = 2; i < sockets.size(); ++i)
     peer.links.push_back(std::make_unique<TcpLink>(sockets[i], rank, peer.name));
+  for (auto& link : peer.links) link->meter = &mesh_.meter;
   if (!request.ucx) return;
   if (request.ucx_addresses.size() != request.names.size() || request.ucx_channels < 1 || request.ucx_channels > 255)
     throw Error(ErrorKind::invalid, "connect: UCX needs an address per rank and 1 to 255 channels, got " +

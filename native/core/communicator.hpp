@@ -104,6 +104,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Waiter waiter;
     double timeout;
     Clock::time_point started{}, deadline{}, next_health{};
+    Clock::time_point idle_since{};  // the last look at who is late, in a wait that has gone beyond spinning
     std::uint32_t moves = 0;
     std::uint32_t looked = 0;  // in vain at peers on other cores, in this wait
     std::vector<pollfd> fds;
@@ -128,6 +129,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   bool drive(Driver& driver, Clock::time_point until, bool serve_p2p);
   void check(Driver& driver, Clock::time_point now);
+  void note_late(Driver& driver);
+  void charge_late(Driver& driver, Clock::time_point now);
   void check_peers(bool in_operation);
   void tell_presence();
   void compare_presence();

@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/communicator.hpp"
 
@@ -62,6 +63,7 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
   for (;;) {
     const Execution::Step step = execution_.progress();
     if (step == Execution::Step::done) {
+      if (driver.idle_since != Clock::time_point{}) charge_late(driver, Clock::now());
       driver.waiter.progressed();
       patience_.learn(driver.looked, true);
       return true;
@@ -71,6 +73,7 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
       driver.waiter.progressed();
       patience_.learn(driver.looked, true);
       driver.looked = 0;
+      if (driver.idle_since != Clock::time_point{}) charge_late(driver, Clock::now());
       if (++driver.moves % kMovesPerClock != 0) continue;
       const auto now = Clock::now();
       check(driver, now);
@@ -91,8 +94,39 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
     driver.waiter.idle(ready, descriptors, kLongestSleep);
     Counters::add(mesh_.counters.sleeps, driver.waiter.sleeps() - sleeps);
     if (!driver.waiter.slow()) continue;
+    note_late(driver);
     check(driver, driver.waiter.now());
     if (driver.waiter.now() >= until) return false;
+  }
+}
+
+// Charges the time since the last look, in which nothing moved, to the peers of this node that had not come by then.
+void Communicator::charge_late(Driver& driver, Clock::time_point now) {
+  const auto since = std::exchange(driver.idle_since, Clock::time_point{});
+  if (since == Clock::time_point{}) return;
+  const auto passed = static_cast<std::uint64_t>(std::chrono::nanoseconds(std::max(now - since, Clock::duration::zero())).count());
+  for (const Rank r : mesh_.local) {
+    Lateness& late = mesh_.lateness[static_cast<std::size_t>(r)];
+    if (!std::exchange(late.missing, false)) continue;
+    late.in_window += passed;
+    Counters::add(late.ns, passed);
+    if (late.in_window > late.longest_ns.load(std::memory_order_relaxed)) late.longest_ns.store(late.in_window, std::memory_order_relaxed);
+  }
+}
+
+// A wait has gone beyond spinning: from here on it is told whom it is for.
+void Communicator::note_late(Driver& driver) {
+  const auto now = Clock::now();  // the waiter's is from before it slept
+  charge_late(driver, now);
+  driver.idle_since = now;
+  const std::uint64_t window = execution_.window_number();
+  for (const Rank r : mesh_.local) {
+    if (mesh_.reached(r, window, 1)) continue;
+    Lateness& late = mesh_.lateness[static_cast<std::size_t>(r)];
+    late.missing = true;
+    if (std::exchange(late.window, window) == window) continue;
+    late.in_window = 0;
+    Counters::add(late.windows, 1);
   }
 }
 

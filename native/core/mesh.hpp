@@ -52,6 +52,14 @@ struct Counters {
   }
 };
 
+// Of a peer of the same node: time in which this rank did nothing but wait while the peer had not come, in how many windows that was
+// so, and the longest in one. Counted only beyond spinning: in waits that cost a look at the clock anyway.
+struct Lateness {
+  Counters::Counter ns{0}, windows{0}, longest_ns{0};
+  std::uint64_t window = 0, in_window = 0;  // the last one
+  bool missing = false;                     // at the last look
+};
+
 struct Mesh {
   struct Peer {
     std::string name;                      // for messages
@@ -69,6 +77,8 @@ struct Mesh {
   std::vector<Rank> local;                // other ranks of this node
   std::vector<ControlBlock*> local_blocks;  // theirs, for ringing
   Counters counters;
+  ReceiveMeter meter;
+  std::unique_ptr<Lateness[]> lateness;  // by rank
 
   // Where the free waits of the last window that used a slot are kept until the slot is used again.
   struct PendingFree {

@@ -3,6 +3,8 @@
 // is the k-th posted for receiving on the other. Nothing above this file knows which transport it is.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -70,6 +72,44 @@ struct RecvRequest {
   std::uint32_t* done = nullptr;
 };
 
+// When a rank waits for data: the time in which at least one of its links was receiving, and what came in it. Written by whoever runs
+// an operation (one thread at a time), read by anybody.
+class ReceiveMeter {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  void begin(Time now) {
+    if (active_++ == 0) since_ = now;
+  }
+  void end(Time now, std::uint64_t received) {
+    add(bytes, received);
+    if (--active_ == 0) add(ns, static_cast<std::uint64_t>((now - since_).count()));
+  }
+  static void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) {
+    counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+  }
+  std::atomic<std::uint64_t> bytes{0}, ns{0};
+
+ private:
+  int active_ = 0;
+  Time since_{};
+};
+
+// What one link measured of itself; all of it since the start. Only links that time their messages fill it in.
+struct LinkTimes {
+  std::atomic<std::uint64_t> messages{0};       // received
+  // Of large messages, what came after the connection had run dry within the message, and how long that took: the peer had begun
+  // to send, and nothing lay in buffers, so it came at the speed of the link however late this rank was.
+  std::atomic<std::uint64_t> flow_bytes{0}, flow_ns{0};
+  // From the time this rank could take the first message of a window until its header was there.
+  std::atomic<std::uint64_t> waits{0}, waited_ns{0}, longest_wait_ns{0};
+};
+
+// What the kernel knows of a connection; 0 where it does not say.
+struct KernelTimes {
+  std::uint32_t rtt_us = 0, jitter_us = 0, least_rtt_us = 0;
+  std::uint64_t retransmits = 0;
+};
+
 class Link {
  public:
   virtual ~Link() = default;
@@ -81,7 +121,10 @@ class Link {
   virtual int poll_fd() const = 0;
   virtual short poll_events() const = 0;
   virtual void close() = 0;
+  virtual KernelTimes kernel_times() const { return {}; }  // any thread
   std::uint64_t bytes_sent = 0, bytes_received = 0;  // payload and headers, for counters
+  LinkTimes times;
+  ReceiveMeter* meter = nullptr;  // of the rank; set before the first message, null in tests of links alone
 };
 
 }  // namespace ringleader

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ringleader import errors
 
 if TYPE_CHECKING:
-    from ringleader import compress, torch
+    from ringleader import adapt, compress, torch
     from ringleader.algorithms.user import algorithm
     from ringleader.runtime.communicator import Communicator
     from ringleader.runtime.dtypes import ReduceOp, premul_sum
@@ -38,6 +38,7 @@ __all__ = [
     "Work",
     "WorkerGroup",
     "__version__",
+    "adapt",
     "algorithm",
     "compress",
     "errors",
@@ -62,6 +63,9 @@ _HOME = {
     "round_to_wire": "runtime.wire",
     "spawn": "runtime.spawn",
 }
+
+
+_ROOMS = ("adapt", "algorithms", "compress", "executors", "formats", "overlap", "runtime", "schedule", "torch", "tune")
 
 
 def _name_native_errors() -> None:
@@ -93,7 +97,7 @@ _name_native_errors()
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f"ringleader.{_HOME[name]}"), name)
-    elif name in ("torch", "compress", "schedule", "algorithms", "formats", "tune", "executors", "runtime", "overlap"):
+    elif name in _ROOMS:
         value = importlib.import_module(f"ringleader.{name}")
     else:
         raise AttributeError(f"module 'ringleader' has no attribute {name!r}")

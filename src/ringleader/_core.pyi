@@ -199,6 +199,7 @@ class Communicator:
     def timeout(self, seconds: float) -> None: ...
     def status(self) -> list[dict[str, object]]:
         """Per rank: rank, name, alive, last operation entered (text) and its number, as far as visible from here."""
+    def links(self) -> list[dict[str, Any]]: ...
     def counters(self) -> dict[str, int]:
         """operations, bytes_sent_net, bytes_received_net, bytes_staged_in, bytes_staged_out, bytes_written_peer,
         bytes_read_peer, sleeps, windows."""

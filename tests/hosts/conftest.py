@@ -65,8 +65,9 @@ class Hosts:
         """Run Python code on a host, with stdout and stderr captured."""
         command = ["ip", "netns", "exec", self.name(host), sys.executable, "-c", script, *arguments]
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **(env or {})},
+        )  # fmt: skip
         self.running.append(process)
         return process
 

@@ -1,5 +1,7 @@
 #include "transport/tcp/tcp_link.hpp"
 
+#include <netinet/in.h>
+#include <linux/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -31,6 +33,8 @@ constexpr std::size_t kBufferBytes = 256 * 1024;
 // A read for a header takes this much along, so that a small message costs one system call. What follows in a large
 // message goes straight to its destination.
 constexpr std::size_t kReadAhead = 16 * 1024;
+// Less is over before its speed can be told from the kernel's hiccups.
+constexpr std::size_t kWorthTiming = 12 * 1024;
 constexpr std::size_t kMaxIovecs = 64;
 constexpr std::size_t kAlign = 64;
 static_assert(kRecvBudget >= kBufferBytes && kReadAhead >= sizeof(MessageHeader));
@@ -63,6 +67,7 @@ void TcpLink::post_recv(RecvRequest&& request) {
   check_posted(request.header, request.pieces, request.wire);
   check_fold(request, kAlign);
   recvs_.push_back(std::move(request));
+  if (recvs_.size() == 1) await_first();
 }
 
 short TcpLink::poll_events() const {
@@ -208,9 +213,11 @@ std::size_t TcpLink::recv_some(std::size_t budget) {
     if (header_seen_) consume_buffer(request);
     moved += before - (end_ - begin_);
     if (header_seen_ && remaining_ == 0) {
+      if (flowing_ != Clock::time_point{}) flow_ends();
       if (request.done != nullptr) *request.done = 1;
       recvs_.pop_front();
       header_seen_ = false;
+      if (!recvs_.empty()) await_first();
       continue;
     }
     if (drained) break;
@@ -226,7 +233,46 @@ std::size_t TcpLink::recv_some(std::size_t budget) {
     }
     if (got == 0) break;
   }
+  if (drained && header_seen_ && flowing_ == Clock::time_point{} && remaining_ >= kWorthTiming) flow_begins();
   return moved;
+}
+
+void TcpLink::await_first() {
+  if (recvs_.front().header.index == 0) awaited_ = Clock::now();
+}
+
+void TcpLink::first_came() {
+  ReceiveMeter::add(times.messages, 1);
+  if (awaited_ == Clock::time_point{}) return;
+  const auto waited = static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - awaited_).count());
+  awaited_ = {};
+  ReceiveMeter::add(times.waits, 1);
+  ReceiveMeter::add(times.waited_ns, waited);
+  if (waited > times.longest_wait_ns.load(std::memory_order_relaxed)) times.longest_wait_ns.store(waited, std::memory_order_relaxed);
+}
+
+// What has arrived of the front message was taken, and more of it is to come.
+void TcpLink::flow_begins() {
+  flowing_ = Clock::now();
+  flow_start_ = bytes_received;
+  if (meter != nullptr) meter->begin(flowing_);
+}
+
+void TcpLink::flow_ends() {
+  const auto now = Clock::now();
+  const std::uint64_t flowed = bytes_received - flow_start_;
+  ReceiveMeter::add(times.flow_bytes, flowed);
+  ReceiveMeter::add(times.flow_ns, static_cast<std::uint64_t>(std::chrono::nanoseconds(now - flowing_).count()));
+  if (meter != nullptr) meter->end(now, flowed);
+  flowing_ = {};
+}
+
+// Asked while the communicator lives. Should it end this moment, the answer is nothing, or about another connection: numbers for display.
+KernelTimes TcpLink::kernel_times() const {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  if (getsockopt(socket_.fd(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return {};
+  return {info.tcpi_rtt, info.tcpi_rttvar, info.tcpi_min_rtt, info.tcpi_total_retrans};
 }
 
 void TcpLink::take_header(const RecvRequest& request) {
@@ -236,6 +282,7 @@ void TcpLink::take_header(const RecvRequest& request) {
   // From here on sizes come from the posted request, never from the wire.
   begin_ += sizeof got;
   header_seen_ = true;
+  first_came();
   remaining_ = request.header.bytes;
   recv_piece_ = 0;
   recv_offset_ = 0;

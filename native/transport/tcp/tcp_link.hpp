@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "core/work.hpp"  // Clock
 #include "transport/link.hpp"
 #include "transport/tcp/socket.hpp"
 #include "transport/wire_stream.hpp"
@@ -31,6 +32,7 @@ class TcpLink final : public Link {
   int poll_fd() const override { return socket_.fd(); }
   short poll_events() const override;
   void close() override;
+  KernelTimes kernel_times() const override;
 
  private:
   struct Free {
@@ -53,6 +55,10 @@ class TcpLink final : public Link {
   void advance_recv(const RecvRequest& request, std::size_t bytes);
   std::size_t received(ssize_t result, std::size_t asked, bool& drained);
   std::string activity() const;
+  void await_first();
+  void first_came();
+  void flow_begins();
+  void flow_ends();
 
   tcp::Socket socket_;
   Rank peer_;
@@ -78,6 +84,11 @@ class TcpLink final : public Link {
   std::size_t recv_piece_ = 0;
   std::size_t recv_offset_ = 0;
   WireCursor recv_cursor_;
+
+  // Since when the front message is waited for (only if it is the first of a window), and since when it flows (see LinkTimes),
+  // with the bytes received by then. Zero: not.
+  Clock::time_point awaited_{}, flowing_{};
+  std::uint64_t flow_start_ = 0;
 
   // Bytes [begin_, end_) were read from the socket and not yet consumed: headers with what small payload came along,
   // and payload on its way to a fold or to be decoded.

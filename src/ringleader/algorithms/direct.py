@@ -85,7 +85,7 @@ _MAX_PARTS = 1 << 16
 _SHARES = Parameter("shares", (), "parts of the data that each rank reduces; default: equal", low=0, separator="+")
 
 
-def _shares_limit(n: int, shares: tuple[int, ...]) -> str:
+def _shares_limit(n: int, shares: tuple[int, ...], segments: int) -> str:
     if shares and len(shares) != n:
         return f"shares={_SHARES.text(shares)} are for {len(shares)} ranks"
     if shares and not 1 <= sum(shares) <= _MAX_PARTS:
@@ -93,7 +93,7 @@ def _shares_limit(n: int, shares: tuple[int, ...]) -> str:
     return ""
 
 
-def _unequal_volume(n: int, shares: tuple[int, ...]) -> float:
+def _unequal_volume(n: int, shares: tuple[int, ...], segments: int) -> float:
     parts = np.array(shares or [1] * n)
     return 2 * int(np.maximum(parts * (n - 1), parts.sum() - parts).max()) / int(parts.sum())
 
@@ -103,17 +103,19 @@ def _unequal_volume(n: int, shares: tuple[int, ...]) -> float:
     "all_reduce",
     summary="as two_shot, but each rank reduces a share of its own of the data, as its links allow",
     reference=references.BYTEPS,
-    cost="2 a + 2 max(s(n-1), 1-s) Mb for the worst share s",
-    steps=lambda n, shares: 2,
+    cost="(k+1) a + 2 max(s(n-1), 1-s) Mb for the worst share s; with many segments (1+(n-2)s) Mb",
+    steps=lambda n, shares, segments: 1 + segments,
     volume=_unequal_volume,
-    transfers=lambda n, shares: 2 * n * (n - 1),
-    parameters=(_SHARES,),
+    transfers=lambda n, shares, segments: 2 * n * (n - 1) * segments,
+    parameters=(_SHARES, SEGMENTS),
     limit=_shares_limit,
 )
-def unequal_two_shot(n: int, root: int = 0, shares: tuple[int, ...] = ()) -> Schedule:
+def unequal_two_shot(n: int, root: int = 0, shares: tuple[int, ...] = (), segments: int = 1) -> Schedule:
     """Direct all-reduce with unequal shards; a share may be 0.
 
-    `ringleader.algorithms.orders.bandwidth_shares` computes shares from the bandwidths of the ranks.
+    A rank without a share sends everything in the first step and receives everything in the second, so its line is used
+    one way at a time, unless there are segments: then both go on at once.
+    `ringleader.algorithms.orders.bandwidth_shares` computes shares from the bandwidths of the ranks, for many segments.
     """
     parts = np.array(shares or [1] * n)
     owner = np.flatnonzero(parts)
@@ -123,7 +125,7 @@ def unequal_two_shot(n: int, root: int = 0, shares: tuple[int, ...] = ()) -> Sch
     to = owner[place]
     b.send(0, (to + away) % n, first[to], to, count=parts[to], reduce=True)
     b.send(1, to, first[to], (to + away) % n, count=parts[to])
-    return b.build()
+    return b.build().pipelined(segments)
 
 
 @algorithm(

@@ -271,6 +271,25 @@ def export(
 
 
 @app.command()
+def monitor(
+    where: Annotated[
+        str | None, typer.Argument(help="A process, a job's name, or a directory. Default: all jobs of this user here.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", min=2, max=1024, help="Start so many local ranks, and show them.")
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds from one look to the next.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON for each rank.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="A line for each two ranks, also for many ranks.")] = False,
+) -> None:
+    """Show bandwidth, latency and stragglers of running jobs, live. Jobs tell with RINGLEADER_MONITOR=1."""
+    from ringleader.cli.monitor import run_monitor
+
+    run_monitor(_console(), where, ranks, interval, once, as_json, peers)
+
+
+@app.command()
 def doctor() -> None:
     """Check this machine: versions, cores, memory, interfaces, variables, and two ranks over each transport."""
     if code := diagnose(_console()):

@@ -28,6 +28,7 @@ from ringleader.runtime.plans import Choice, Planner
 from ringleader.runtime.runner import seconds
 from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
+from ringleader.runtime.watched import Watched
 from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import LiveWorks
 from ringleader.runtime.workers import Workers
@@ -41,7 +42,7 @@ _log = logger("INIT")
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Communicator(PersistentCollectives, Messages):
+class Communicator(PersistentCollectives, Messages, Watched):
     """A group of ranks. Made by `init`, `split`, `subgroup` or `shrink`; a context manager that closes it at the end.
 
     Attributes
@@ -91,6 +92,7 @@ class Communicator(PersistentCollectives, Messages):
         self._finalizer = weakref.finalize(self, _release, (group.core, *group.beside), job, os.getpid())
         self._finalizer.atexit = False  # `_leave_all` closes the ones still open, within one limit for all
         _open.add(self)
+        self._watch(job.config.monitor)
 
     # ------------------------------------------------------------------------------------------------ state
 
@@ -118,30 +120,6 @@ class Communicator(PersistentCollectives, Messages):
     def lost_ranks(self) -> list[int]:
         """Ranks that are known to have died or left."""
         return self._core.lost_ranks
-
-    def status(self) -> list[dict[str, object]]:
-        """What can be seen of every rank from here: rank, name, whether alive, last operation entered and its number.
-
-        Examples
-        --------
-        >>> import ringleader as rl
-        >>> with rl.init(rank=0, size=1) as comm:
-        ...     [row["rank"] for row in comm.status()]
-        [0]
-        """
-        return self._core.status()
-
-    def counters(self) -> dict[str, int]:
-        """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory).
-
-        With several workers, each slice of an operation counts as one.
-        """
-        total = Counter(self._core.counters())
-        for core in self._workers.cores:
-            total.update(core.counters())
-        if (lane := compressed.lane_or_none(self)) is not None:
-            total.update(lane.comm.counters())
-        return dict(total)
 
     def explain(
         self, collective: str, nbytes: int, *, algorithm: str | None = None, wire: Wire = None
@@ -339,6 +317,7 @@ class Communicator(PersistentCollectives, Messages):
                 lane.close(max(0.0, deadline - time.monotonic()))
             self._forget_calls()
             self._planner.clear()
+            self._unwatch()
             self._job.release()
 
     def __enter__(self) -> Communicator:

@@ -26,8 +26,8 @@ __all__ = [
 
 PREFIX = "RINGLEADER_"
 
-# Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, point to point.
-SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P")
+# Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, messages, adaptation.
+SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P", "ADAPT")
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -230,6 +230,10 @@ SETTINGS: tuple[Setting, ...] = (
         "PyTorch: which other backend reduces inside a host; auto: NCCL on GPUs, else Gloo (docs/gpu.md).",
     ),
     Setting(
+        "COMPOSABLE", _flag, "0 or 1", "0",
+        "PyTorch 2.14 and later: 1: be one of several backends of a group, as in cpu:ringleader,cuda:nccl.",
+    ),
+    Setting(
         "SPIN_US", _integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
         "How long a wait spins before it yields.",
     ),
@@ -260,6 +264,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "DEBUG_FILE", _text, "path; %h is the host's name, %p the process number", "standard error",
         "Where the log goes.",
+    ),
+    Setting(
+        "MONITOR", _text, "0, 1 or a directory", "0",
+        "Write what `ringleader monitor` shows (docs/adaptive.md), every second.",
     ),
     Setting("RANK", _integer(0, 1 << 30), "integer from 0", "from the launcher", "Rank of this process.", "launch"),
     Setting("SIZE", _integer(1, 1 << 30), "integer from 1", "from the launcher", "Number of ranks.", "launch"),
@@ -342,6 +350,7 @@ class Config:
     p2p_buffsize: int = 64 << 10
     device_segment: int = 4 << 20
     inside: str = "off"
+    composable: bool = False
     spin_us: int | None = None
     yield_us: int | None = None
     timeout: float = 600.0
@@ -351,6 +360,7 @@ class Config:
     debug: str | None = None
     debug_subsys: tuple[str, ...] = SUBSYSTEMS
     debug_file: str | None = None
+    monitor: str = "0"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Config:

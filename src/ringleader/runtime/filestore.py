@@ -24,7 +24,7 @@ from ringleader.errors import CollectiveTimeout, RendezvousError
 from ringleader.runtime.config import logger
 from ringleader.runtime.store import backoff
 
-__all__ = ["FileStore", "base_directory"]
+__all__ = ["FileStore", "base_directory", "start_time"]
 
 _MEMBER = "member."
 _KEY = "key."
@@ -38,7 +38,7 @@ def base_directory() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """When a process started, in clock ticks since boot; None if there is none. Tells reused process numbers apart."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -53,7 +53,7 @@ def _alive(member: Path) -> bool:
         pid, start = member.read_text().split()
     except (OSError, ValueError):
         return False
-    return _start_time(int(pid)) == start
+    return start_time(int(pid)) == start
 
 
 class FileStore:
@@ -104,7 +104,7 @@ class FileStore:
         building = self._base / f"{self._prefix}new-{secrets.token_hex(8)}"
         building.mkdir(mode=0o700)
         try:
-            (building / self._member.name).write_text(f"{os.getpid()} {_start_time(os.getpid())}")
+            (building / self._member.name).write_text(f"{os.getpid()} {start_time(os.getpid())}")
             (building / "lock").touch()
             os.rename(building, self.path)  # fails if the target exists and is not empty
         except OSError as error:
@@ -119,7 +119,7 @@ class FileStore:
             if self.path.is_dir() and self._mine(self.path) and _alive(self.path / f"{_MEMBER}0"):
                 # The directory may be removed and made anew between the look and the write: then the write fails.
                 with contextlib.suppress(FileNotFoundError):
-                    self._member.write_text(f"{os.getpid()} {_start_time(os.getpid())}")
+                    self._member.write_text(f"{os.getpid()} {start_time(os.getpid())}")
                     return
         raise CollectiveTimeout(
             f"rank 0 did not create {self.path} for job {job_id!r} within {timeout:.1f} s; is it running on this host?",

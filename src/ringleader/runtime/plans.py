@@ -172,6 +172,11 @@ class Planner:
         if len(self._nodes) > 1 and config.debug is not None and log.isEnabledFor(wanted):
             log.log(wanted, "%s", tune.matrix(self._nodes, env=self._limits, rules=self._sets, model=self._model))
 
+    @property
+    def model(self) -> tune.Model:
+        """The cost model."""
+        return self._model
+
     def plan(self, request: Request) -> Planned:
         """The plan for `request`.
 

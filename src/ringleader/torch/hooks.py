@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ringleader import compress, errors
+from ringleader import adapt, compress, errors
 from ringleader.compress.base import Compressor, Floats, log
 from ringleader.compress.policy import LEAST_ELEMENTS, Policy
 from ringleader.runtime.compressed import all_reduce_vector
@@ -28,7 +28,9 @@ from ringleader.torch.process_group import ProcessGroupRingleader
 from ringleader.torch.state import arrays_to_tensors, tensors_to_arrays
 
 __all__ = [
+    "AdaptiveHook",
     "CompressionHook",
+    "adaptive",
     "bf16",
     "compressed",
     "dgc",
@@ -222,6 +224,54 @@ class CompressionHook:
             _spread(tensors, vector)
 
 
+class _Several(Policy):
+    """The compressors that an adaptive hook may use: which one, the network decides."""
+
+    def __init__(self, compressors: Sequence[Compressor]) -> None:
+        self._several = list(compressors)
+
+    def compressors(self) -> list[Compressor]:
+        return self._several
+
+
+class AdaptiveHook(CompressionHook):
+    """Averages gradients by what the network allows, see `ringleader.adapt.AdaptiveAllReduce`; for one model.
+
+    The first step is done without: after it DDP arranges its buckets anew. `history` and `explain` of
+    ``hook.reduction`` tell what was chosen and why. All ranks choose the same. A checkpoint holds what the compressors
+    among the policies remember; the network is measured anew.
+
+    Parameters
+    ----------
+    policies, accuracy_budget
+        What may be used beside float32; None: nothing that loses anything.
+    """
+
+    def __init__(self, policies: Sequence[Any] | None = None, accuracy_budget: float | None = None) -> None:
+        formats = adapt.allowed(policies, accuracy_budget)  # refuses what is wrong before anything runs
+        super().__init__(_Several([each.compressor for each in formats if each.compressor is not None]))
+        self._wanted = (policies, accuracy_budget)
+        self.reduction: adapt.AdaptiveAllReduce | None = None
+
+    def reduce(self, bucket: Any) -> WorkFuture:
+        """See `CompressionHook.reduce`."""
+        if self.reduction is not None:
+            self.reduction.marks.flush()
+        return super().reduce(bucket)
+
+    def _average(self, key: str, gradients: dict[str, torch.Tensor], compressed: bool) -> None:
+        comm = self._group._channel().comm
+        tensors = list(gradients.values())
+        vector = _joined(tensors)
+        if not compressed:
+            comm.all_reduce(vector, "avg")
+        else:
+            if self.reduction is None:
+                self.reduction = adapt.AdaptiveAllReduce(comm, *self._wanted)
+            self.reduction(vector, "avg", key=key)
+        _spread(tensors, vector)
+
+
 def _run(state: CompressionHook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """The communication hook. torch looks at the annotations themselves: this module must not make them strings."""
     return state.reduce(bucket)
@@ -274,6 +324,17 @@ def compressed(
     1024
     """
     return CompressionHook(compression, least_elements, vectors, warmup_steps)
+
+
+def adaptive(policies: Sequence[Any] | None = None, accuracy_budget: float | None = None) -> AdaptiveHook:
+    """What fits the network as it is, see `ringleader.adapt.AdaptiveAllReduce`.
+
+    Examples
+    --------
+    >>> adaptive(["bf16", compress.ErrorFeedback(compress.OneBit())]).reduction is None
+    True
+    """
+    return AdaptiveHook(policies, accuracy_budget)
 
 
 def fp16() -> CompressionHook:

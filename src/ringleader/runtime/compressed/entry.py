@@ -32,11 +32,18 @@ def all_reduce(
     out: Any = None,
     async_op: bool = False,
     timeout: float | None = None,
+    dense: bool = False,
 ) -> Any:
     """Sum or average `x` over all ranks, compressed; what `Communicator.all_reduce` does with ``compression=``.
 
     With `async_op` it runs beside the caller and gives a `Work`. What a compressor remembers
     does not change on a rank where the call fails.
+
+    Parameters
+    ----------
+    dense
+        Send everything as it is, with what error feedback remembers of the array: for a change to calls without
+        compression.
 
     Raises
     ------
@@ -70,7 +77,7 @@ def all_reduce(
 
     def run(over: Communicator) -> None:
         room = _as_vector(target)
-        result = all_reduce_vector(over, values, average, compressor, key, shape, timeout, room)
+        result = all_reduce_vector(over, values, average, compressor, key, shape, timeout, room, dense)
         if room is None:
             _store(target, result.reshape(shape))
 
@@ -124,6 +131,7 @@ def all_reduce_vector(
     shape: tuple[int, ...] = (),
     timeout: float | None = None,
     out: Floats | None = None,
+    dense: bool = False,
 ) -> Floats:
     """The mean or the sum over all ranks of a contiguous vector, which is left as it is unless it is `out`.
 
@@ -136,6 +144,8 @@ def all_reduce_vector(
     out
         For the result, shape (elements,), contiguous; may be `x`. If the call fails while there is something to be
         received it is left as it is (but not where the array is sent uncompressed).
+    dense
+        See `all_reduce`.
 
     Returns
     -------
@@ -147,7 +157,7 @@ def all_reduce_vector(
     else:
         reduction = Reduction(comm, average, compressor, key, timeout, out)
         with transaction(compressor, key):
-            if x.size == 0 or not pays(comm, compressor, x.size):
+            if dense or x.size == 0 or not pays(comm, compressor, x.size):
                 result = reduction.dense(x)
             else:
                 result = reduction.run(x, shape or x.shape)

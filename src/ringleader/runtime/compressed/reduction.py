@@ -66,11 +66,22 @@ class Reduction:
 
     def dense(self, x: Floats) -> Floats:
         """Without compression, and nothing remembered."""
-        total = x if self.feedback is None else self.feedback.pending(x, self.key)
+        total = x
+        if self.feedback is not None:
+            total = self.feedback.pending(x, self.key)
+            self._add_lost_of_shard(self.feedback, total)
         out = self._room(x.size)
         into = None if out.ctypes.data == total.ctypes.data else out
         self.comm.all_reduce(total, "avg" if self.average else "sum", out=into, timeout=self.timeout)
         return out
+
+    def _add_lost_of_shard(self, feedback: ErrorFeedback, total: Floats) -> None:
+        """What was lost when this rank compressed its shard of a mean (or sum) again: it adds it for all."""
+        lo, hi = shards(total.size, self.n)[self.comm.rank]
+        lost = feedback.shard_errors.get(self.key)
+        if lost is not None and lost.size == hi - lo:
+            total[lo:hi] += lost * np.float32(1 if self.compressor.kind == "sparse" and not self.average else self.n)
+            feedback.shard_errors.successor(self.key, lost.size)[:] = 0
 
     def run(self, x: Floats, shape: tuple[int, ...]) -> Floats:
         """The reduction that fits the compressor."""

@@ -1,0 +1,24 @@
+"""The network as it is: measured by the way, shown, and acted upon. See docs/adaptive.md."""
+
+from ringleader.adapt.adaptive import AdaptiveAllReduce, AdaptiveWork
+from ringleader.adapt.arrivals import Arrival, Arrivals
+from ringleader.adapt.formats import Format, allowed
+from ringleader.adapt.network import Network, Peer
+from ringleader.adapt.policy import Settings
+from ringleader.adapt.probes import Prober, probe
+from ringleader.adapt.switch import Switch
+
+__all__ = [
+    "AdaptiveAllReduce",
+    "AdaptiveWork",
+    "Arrival",
+    "Arrivals",
+    "Format",
+    "Network",
+    "Peer",
+    "Prober",
+    "Settings",
+    "Switch",
+    "allowed",
+    "probe",
+]

@@ -1,0 +1,101 @@
+"""What can be seen of a communicator: its ranks, its counters, and the network."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, cast
+
+from ringleader.runtime import compressed
+from ringleader.runtime.workers import Workers
+
+if TYPE_CHECKING:
+    from ringleader._core import Communicator as Core
+    from ringleader.adapt.network import Network
+    from ringleader.adapt.publish import Publisher
+    from ringleader.runtime.communicator import Communicator
+
+__all__ = ["Watched"]
+
+
+class Watched:
+    """The part of a communicator that tells about it."""
+
+    _core: Core
+    _workers: Workers
+    _publisher: Publisher | None
+    _since: float
+
+    def _check_usable(self) -> None:
+        raise NotImplementedError
+
+    def _watch(self, monitor: str) -> None:
+        """From now on; `monitor` is the setting of that name."""
+        self._since = time.monotonic()
+        self._publisher = None
+        if monitor != "0":
+            from ringleader.adapt.publish import Publisher  # only who asks pays for the import
+
+            self._publisher = Publisher(cast("Communicator", self), None if monitor == "1" else monitor)
+
+    def _unwatch(self) -> None:
+        if self._publisher is not None:
+            self._publisher.stop()
+
+    def _cores(self) -> list[Core]:
+        return [self._core, *self._workers.cores]
+
+    def status(self) -> list[dict[str, object]]:
+        """What can be seen of every rank from here: rank, name, whether alive, last operation entered and its number.
+
+        Examples
+        --------
+        >>> import ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     [row["rank"] for row in comm.status()]
+        [0]
+        """
+        return self._core.status()
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory).
+
+        `flow_bytes` came over the network, in large messages, while this rank waited for them; that took `flow_ns`
+        nanoseconds. With several workers, each slice of an operation counts as one.
+        """
+        total = Counter(self._core.counters())
+        for core in self._workers.cores:
+            total.update(core.counters())
+        if (lane := compressed.lane_or_none(self)) is not None:
+            total.update(lane.comm.counters())
+        return dict(total)
+
+    def network(self, probe: float | None = None) -> Network:
+        """What this rank knows of the network since the start: bandwidth, latency, jitter, and who was waited for.
+
+        It comes from the traffic there was; nothing is sent. See docs/adaptive.md.
+
+        Parameters
+        ----------
+        probe
+            Seconds to spend on measuring actively first; then every rank must call it, with the same number, while
+            nothing else is going on.
+
+        Returns
+        -------
+        Network
+            A table of all peers; ``print`` shows it.
+
+        Examples
+        --------
+        >>> import ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.network().size
+        1
+        """
+        from ringleader.adapt import network, probes  # only who asks pays for the import
+
+        self._check_usable()
+        comm = cast("Communicator", self)
+        found = {} if probe is None else probes.probe(comm, probe)
+        return network.measure(comm)[0].with_probes(found)
