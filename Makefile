@@ -100,8 +100,8 @@ test-torch: setup
 
 # Another release of torch, by its wheel without CUDA's libraries: make test-torch-old TORCH_OLD=2.10.0
 TORCH_OLD ?= 2.6.0
-TORCH_OLD_TESTS ?= $(addprefix tests/frameworks/test_torch_,operations.py training.py combinations.py wrappers.py \
-	registered.py profiling.py failures.py)
+TORCH_OLD_TESTS ?= $(addprefix tests/frameworks/test_,$(addprefix torch_,operations.py surface.py training.py \
+	combinations.py wrappers.py registered.py profiling.py failures.py) data_parallel.py data_parallel_priority.py)
 OTHER := $(BUILD)/torch-$(TORCH_OLD)
 .PHONY: test-torch-old
 test-torch-old: setup $(OTHER)/.prepared

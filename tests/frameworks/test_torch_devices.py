@@ -364,7 +364,7 @@ def test_errors_come_from_wait(ranks: Ranks) -> None:
 def late(path: str) -> tuple[str, float]:
     with staged(path, MIXED, latency=0.001) as (rank, _, _group):
         if rank == 0:
-            time.sleep(2.5)
+            time.sleep(4)
             return "", 0.0
         begun = time.perf_counter()
         work = dist.all_reduce(torch.ones(3000), async_op=True)
