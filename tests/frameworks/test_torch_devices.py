@@ -234,7 +234,7 @@ def in_flight(path: str) -> float:
         dist.all_reduce(z)
         same(future.wait(), torch.full((3000,), 6.0 * 2 * n))
         same(z, torch.full((2,), 6.0))
-        with dist._coalescing_manager(async_ops=True) as manager:
+        with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
             for x in xs:
                 dist.all_reduce(x, async_op=True)
         manager.wait()

@@ -91,7 +91,7 @@ class Hierarchy:
                     f"{layout.mine} of this host, in this order, in which this is rank {layout.local}"
                 )
             kinds = [each.type for each in getattr(inside, "_device_types", [torch.device("cpu")])]
-            return Inside(inside, "cpu" if "cpu" in kinds else kinds[0], layout.local, size, layout.rails)
+            return Inside(inside, "cpu" if "cpu" in kinds else kinds[0], layout.local, size, layout.rails, False)
         number = self.comm._made["hierarchy"]
         self.comm._made["hierarchy"] += 1
         prefixed = dist.PrefixStore(f"inside/{number}/{layout.host}", store)  # type: ignore[attr-defined]

@@ -73,10 +73,12 @@ class Inside:
         This rank's number on its host, and how many there are.
     rails
         Into how many parts data is cut, see `Layout`.
+    owned
+        Whether `close` ends the backend.
     """
 
-    def __init__(self, backend: Any, kind: str, local: int, size: int, rails: int) -> None:
-        self.backend, self.kind = backend, kind
+    def __init__(self, backend: Any, kind: str, local: int, size: int, rails: int, owned: bool = True) -> None:
+        self.backend, self.kind, self._owned = backend, kind, owned
         self.local, self.size, self.rails = local, size, rails
         self._home: torch.device | None = torch.device("cpu") if kind == "cpu" else None
         # Copies from a device are enqueued one segment ahead. On the CPU that would mean to wait for it.
@@ -172,7 +174,7 @@ class Inside:
     def close(self) -> None:
         """Leave."""
         backend, self.backend = self.backend, None
-        if backend is not None and isinstance(backend, c10d.Backend):
+        if backend is not None and self._owned:
             with suppress(Exception):
                 backend.shutdown()
 
