@@ -16,6 +16,7 @@ help:
 	@echo 'make demo         train a small GPT on real text over Ringleader and over Gloo'
 	@echo 'make bench-peers  measure against Open MPI, MPICH, Intel MPI, which it installs below build/peers'
 	@echo 'make bench-regret measure what the tuned choice costs against the best (REGRET_ARGS="--places 2:shm --keep")'
+	@echo 'make bench-compression  what compressors cost on one core, against torch; rewrites the table in docs/'
 	@echo 'make bench-convergence  train with every compressor on real data, against uncompressed'
 	@echo 'make bench-slow   training steps at 200 Mbit/s and 1 Gbit/s, compressed and not (root)'
 	@echo 'make bench        measure against Gloo; rewrites the tables and plots in the documentation'
@@ -74,7 +75,10 @@ bench-regret: setup
 	$(BIN)/python benchmarks/regret.py $(REGRET_ARGS)
 
 # CONVERGENCE_ARGS='--tasks digits --seeds 2', SLOW_ARGS='--ranks 2 --rates 200'; see --help.
-.PHONY: bench-convergence bench-slow
+.PHONY: bench-compression bench-convergence bench-slow
+bench-compression: setup
+	$(BIN)/python benchmarks/compression.py --json benchmarks/results/compression.json --docs docs/compression.md
+
 bench-convergence: setup
 	$(BIN)/python -c 'import sklearn, scipy' 2>/dev/null || $(BIN)/python -m pip install --quiet 'scikit-learn>=1.3'
 	$(BIN)/python benchmarks/convergence.py $(CONVERGENCE_ARGS)
@@ -96,8 +100,8 @@ test-torch: setup
 
 # Another release of torch, by its wheel without CUDA's libraries: make test-torch-old TORCH_OLD=2.10.0
 TORCH_OLD ?= 2.6.0
-TORCH_OLD_TESTS ?= $(addprefix tests/frameworks/test_torch_,operations.py training.py combinations.py wrappers.py \
-	registered.py profiling.py failures.py)
+TORCH_OLD_TESTS ?= $(addprefix tests/frameworks/test_,$(addprefix torch_,operations.py surface.py training.py \
+	combinations.py wrappers.py registered.py profiling.py failures.py) data_parallel.py data_parallel_priority.py)
 OTHER := $(BUILD)/torch-$(TORCH_OLD)
 .PHONY: test-torch-old
 test-torch-old: setup $(OTHER)/.prepared

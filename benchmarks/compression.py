@@ -1,6 +1,6 @@
 """Time to compress and decompress one gradient bucket on one core, against torch's own hooks and torch.topk.
 
-    python benchmarks/compression.py [--elements 6250000] [--repeat 15] [--json FILE]
+    python benchmarks/compression.py [--elements 6250000] [--repeat 15] [--json FILE] [--docs FILE]
 
 Each line is the best of the repetitions (the least disturbed), in milliseconds of wall time. "memory" is the time with
 error feedback. No network is involved: torch's hooks run in a group of one rank over Gloo, which moves nothing.
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import time
+from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
@@ -71,7 +72,8 @@ def ours(x: np.ndarray, repeat: int) -> list[dict[str, object]]:
         "topk 0.1%": lambda: compress.TopK(ratio=0.001), "randomk 1%": lambda: compress.RandomK(ratio=0.01),
         "powersgd rank 4": lambda: compress.PowerSGD(rank=4),
     }  # fmt: skip
-    rows, out = [], np.empty(x.size, np.float32)
+    out = np.empty(x.size, np.float32)
+    rows: list[dict[str, object]] = [{"name": "a copy of the array", "both": best(lambda: np.copyto(out, x), repeat)}]
     for name, make in makes.items():
         codec, memory, shaped = make(), compress.ErrorFeedback(make()), x.reshape(side, -1)
         payload = codec.compress(shaped)
@@ -87,11 +89,11 @@ def ours(x: np.ndarray, repeat: int) -> list[dict[str, object]]:
 def power_sgd(x: np.ndarray, repeat: int) -> dict[str, object]:
     """The whole of PowerSGD with error feedback as an all-reduce runs it: both rounds, the result and the new error."""
     codec = compress.PowerSGD(rank=4)
-    error, lost, flat = np.zeros(x.size, np.float32), np.empty(x.size, np.float32), x.reshape(-1)
+    error, lost, out = (np.zeros(x.size, np.float32) for _ in range(3))
 
     def step() -> None:
         nonlocal error, lost
-        codec.average(flat, lambda factors: None, "", x.shape, error, lost)
+        codec.average(x.reshape(-1), lambda factors: None, "", x.shape, error, lost, out)
         error, lost = lost, error
 
     elapsed = best(step, repeat)
@@ -120,28 +122,52 @@ def torchs(x: torch.Tensor, repeat: int) -> list[dict[str, object]]:
     ]
 
 
+COLUMNS = ("compress", "decompress", "both", "memory", "ratio")
+BEGIN, END = "<!-- costs -->", "<!-- end of costs -->"
+
+
+def markdown(rows: list[dict[str, object]], machine: dict[str, object]) -> str:
+    """The documentation's table, with its conditions."""
+    lines = [
+        f"{machine['elements']} float32 numbers, {machine['isa']}, torch {machine['torch']}; "
+        f"best of {machine['repeat']}, load {machine['load']:.1f}; milliseconds.",
+        "",
+        "| | compress | decompress | both | with memory | times fewer bytes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        digits = {"ratio": 1}
+        cells = (f"{row[column]:.{digits.get(column, 2)}f}" if column in row else "" for column in COLUMNS)
+        lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=6_250_000, help="float32 numbers; a square")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--json", help="file for the raw numbers")
+    parser.add_argument("--docs", help="file with a table of costs, which is written anew")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    load = os.getloadavg()[0]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     x = np.random.default_rng(0).standard_normal(arguments.elements, np.float32)
     rows = ours(x, arguments.repeat) + torchs(torch.from_numpy(x), arguments.repeat)
     dist.destroy_process_group()
-    columns = ("compress", "decompress", "both", "memory", "ratio")
-    print(f"{x.nbytes / 1e6:.0f} MB, {_core.kernel_isa()}, load {os.getloadavg()[0]:.1f}, times in ms")
-    print(f"{'':32}" + "".join(f"{column:>12}" for column in columns))
-    for row in rows:
-        cells = (f"{row[column]:12.2f}" if column in row else " " * 12 for column in columns)
-        print(f"{row['name']:32}" + "".join(cells))
+    machine: dict[str, object] = {
+        **_core.build_info(), "isa": _core.kernel_isa(), "elements": x.size, "repeat": arguments.repeat,
+        "load": load, "torch": torch.__version__, "ringleader": rl.version,
+    }  # fmt: skip
+    print(markdown(rows, machine))
     if arguments.json:
-        info = {**_core.build_info(), "elements": x.size, "load": os.getloadavg()[0], "torch": torch.__version__}
         with open(arguments.json, "w") as file:
-            json.dump({"machine": {**info, "ringleader": rl.version}, "rows": rows}, file, indent=1)
+            json.dump({"machine": machine, "rows": rows}, file, indent=1)
+    if arguments.docs:
+        page = Path(arguments.docs).read_text()
+        before, rest = page.split(BEGIN)
+        Path(arguments.docs).write_text(f"{before}{BEGIN}\n{markdown(rows, machine)}\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

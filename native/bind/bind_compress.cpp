@@ -99,10 +99,19 @@ void require_factors(const Matrix<const float>& m, std::size_t p_rows, std::size
   require("q's columns", q_rank, p_rank);
 }
 
-void project(Matrix<const float> m, Matrix<const float> q, Matrix<float> p) {
+void project(Matrix<const float> m, Matrix<const float> q, Matrix<float> p, std::optional<Matrix<const float>> error,
+             std::optional<Matrix<float>> sum) {
   require_factors(m, p.shape(0), p.shape(1), q.shape(0), q.shape(1));
+  if (error.has_value() != sum.has_value()) throw Error(ErrorKind::invalid, "one of error and sum is missing; give both or none");
+  if (error) {
+    require("the error's rows", error->shape(0), m.shape(0));
+    require("the error's columns", error->shape(1), m.shape(1));
+    require("the sum's rows", sum->shape(0), m.shape(0));
+    require("the sum's columns", sum->shape(1), m.shape(1));
+  }
   const nb::gil_scoped_release unlocked;
-  compress::project(m.data(), q.data(), p.data(), m.shape(0), m.shape(1), p.shape(1));
+  compress::project(m.data(), q.data(), p.data(), error ? error->data() : nullptr, sum ? sum->data() : nullptr, m.shape(0), m.shape(1),
+                    p.shape(1));
 }
 
 void project_back(Matrix<const float> m, Matrix<const float> p, Matrix<float> q) {
@@ -145,7 +154,8 @@ void bind_compress(nb::module_& parent) {
   m.def("add", &add, nb::arg("out").noconvert(), nb::arg("a").noconvert(), nb::arg("b").noconvert());
   m.def("clean", &clean, nb::arg("x").noconvert());
   m.def("orthonormalise", &orthonormalise, nb::arg("p").noconvert());
-  m.def("project", &project, nb::arg("m").noconvert(), nb::arg("q").noconvert(), nb::arg("p").noconvert());
+  m.def("project", &project, nb::arg("m").noconvert(), nb::arg("q").noconvert(), nb::arg("p").noconvert(),
+        nb::arg("error").none().noconvert() = nb::none(), nb::arg("sum").none().noconvert() = nb::none());
   m.def("project_back", &project_back, nb::arg("m").noconvert(), nb::arg("p").noconvert(), nb::arg("q").noconvert());
   m.def("expand", &expand, nb::arg("p").noconvert(), nb::arg("q").noconvert(), nb::arg("out").noconvert(),
         nb::arg("error").none().noconvert() = nb::none());

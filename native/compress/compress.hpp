@@ -57,8 +57,9 @@ void clean(float* x, std::size_t elements);
 
 // Modified Gram-Schmidt over the columns of p (rows x rank). A column that vanishes against its former self becomes zero.
 void orthonormalise(float* p, std::size_t rows, std::size_t rank);
-// p = m q, for m (rows x columns) and q (columns x rank).
-void project(const float* m, const float* q, float* p, std::size_t rows, std::size_t columns, std::size_t rank);
+// p = m q, for m (rows x columns) and q (columns x rank); with `error` and `sum`: sum = m + error, p = sum q.
+void project(const float* m, const float* q, float* p, const float* error, float* sum, std::size_t rows, std::size_t columns,
+             std::size_t rank);
 // q = m^T p, for p (rows x rank).
 void project_back(const float* m, const float* p, float* q, std::size_t rows, std::size_t columns, std::size_t rank);
 // out = p q^T, p (rows x rank), q (columns x rank); with `error` (which holds the matrix): error -= out, cleaned.

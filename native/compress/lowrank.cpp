@@ -1,4 +1,5 @@
 // Low-rank factors (PowerSGD). Everything in a fixed order: all ranks must get equal bits from equal factors.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -40,9 +41,19 @@ void orthonormalise(float* p, std::size_t rows, std::size_t rank) {
     for (std::size_t c = 0; c < rank; ++c) p[i * rank + c] = columns[c * rows + i];
 }
 
-void project(const float* m, const float* q, float* p, std::size_t rows, std::size_t columns, std::size_t rank) {
+void project(const float* m, const float* q, float* p, const float* error, float* sum, std::size_t rows, std::size_t columns,
+             std::size_t rank) {
+  constexpr std::size_t kRows = 8;  // rows, so that sums are still in the cache when they are multiplied
   const std::vector<float> factors = transposed(q, columns, rank);
-  kernels().project(p, m, factors.data(), rows, columns, rank);
+  for (std::size_t i = 0; i < rows; i += kRows) {
+    const std::size_t n = std::min(kRows, rows - i);
+    const float* from = m + i * columns;
+    if (error != nullptr) {
+      kernels().add(sum + i * columns, from, error + i * columns, n * columns);
+      from = sum + i * columns;
+    }
+    kernels().project(p + i * rank, from, factors.data(), n, columns, rank);
+  }
 }
 
 void project_back(const float* m, const float* p, float* q, std::size_t rows, std::size_t columns, std::size_t rank) {

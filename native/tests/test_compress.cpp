@@ -196,3 +196,14 @@ TEST_CASE("compress: low-rank products are the sums they should be, with the sam
           }
       }
 }
+
+TEST_CASE("compress: a projection with an error is that of the sum") {
+  const std::size_t rows = 19, columns = 37, rank = 3;
+  const std::vector<float> m = values(rows * columns, 1), e = values(rows * columns, 2), q = values(columns * rank, 3);
+  std::vector<float> want(rows * columns), sum(rows * columns), p(rows * rank), again(rows * rank);
+  add(want.data(), m.data(), e.data(), want.size());
+  project(want.data(), q.data(), p.data(), nullptr, nullptr, rows, columns, rank);
+  project(m.data(), q.data(), again.data(), e.data(), sum.data(), rows, columns, rank);
+  CHECK(sum == want);
+  CHECK(again == p);
+}

@@ -329,8 +329,14 @@ class compress:  # noqa: N801 - a submodule
     def orthonormalise(p: NDArray[np.float32]) -> None:
         """Columns of p, shape (rows, rank); equal bits on every machine. Dependent columns become zero."""
     @staticmethod
-    def project(m: NDArray[np.float32], q: NDArray[np.float32], p: NDArray[np.float32]) -> None:
-        """p = m q, shapes (rows, columns), (columns, rank), (rows, rank). Equal bits on every machine."""
+    def project(
+        m: NDArray[np.float32],
+        q: NDArray[np.float32],
+        p: NDArray[np.float32],
+        error: NDArray[np.float32] | None = None,
+        sum: NDArray[np.float32] | None = None,
+    ) -> None:
+        """p = m q, shapes (rows, columns), (columns, rank), (rows, rank); or sum = m + error, p = sum q."""
     @staticmethod
     def project_back(m: NDArray[np.float32], p: NDArray[np.float32], q: NDArray[np.float32]) -> None:
         """q = m^T p. Equal bits on every machine."""

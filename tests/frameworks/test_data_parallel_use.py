@@ -279,6 +279,8 @@ def other_models(path: str) -> list[str]:
             told.append(str(caught.value))
         with pytest.raises(errors.InvalidArgument, match="requires_grad"):
             DataParallel(nn.Tanh())
+        with pytest.raises(errors.InvalidArgument, match="sparse=False"):
+            DataParallel(nn.Embedding(4, 4, sparse=True))
         with pytest.raises(errors.InvalidArgument, match="'fixed'"):
             DataParallel(small(), overlap="sometimes")  # type: ignore[arg-type]
     return told

@@ -118,7 +118,7 @@ def order_and_bits(path: str, hosts: list[int]) -> list[bytes]:
             work.wait()
         assert future.wait() == xs[2].double().sum()
         same(small, torch.full((2,), 6j))
-        with dist._coalescing_manager(async_ops=True) as manager:
+        with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
             for x in xs:
                 dist.broadcast(x, 1, async_op=True)
         manager.wait()
@@ -193,6 +193,30 @@ def test_by_hand_and_as_a_hook(ranks: Ranks) -> None:
         assert "expected a group of the 3 ranks" in texts[0] or "expected a group of the 1 ranks" in texts[0]
         assert "expected 4 numbers" in texts[1] and "'gloo'" in texts[2] and "segment is 0" in texts[3]
         assert "torch.bool" in texts[4] and "root 4" in texts[5] and "4 times as many" in texts[6]
+
+
+def training(path: str, options: dict[str, Any]) -> list[float]:
+    with joined(path, pg_options=options) as (rank, _):
+        torch.manual_seed(1)
+        net = torch.nn.Sequential(torch.nn.Linear(6, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
+        model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.0005, gradient_as_bucket_view=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for step in range(4):
+            loss = model(data(rank, (8, 6), torch.float32, step)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        del model
+        return losses
+
+
+def test_ddp_trains_as_without(ranks: Ranks) -> None:
+    plain = ranks.run(training, {})
+    for hosts in (HOSTS["2x2"], HOSTS["3+1"]):
+        for a, b in zip(ranks.run(training, {"inside": "gloo", "hosts": hosts}), plain, strict=True):
+            assert a == pytest.approx(b, rel=1e-5)
 
 
 def between_by_wire(path: str, wire: str) -> tuple[list[bytes], float, int]:

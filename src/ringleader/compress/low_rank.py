@@ -130,6 +130,7 @@ class PowerSGD(Compressor):
         shape: tuple[int, ...],
         error: Floats | None = None,
         lost: Floats | None = None,
+        out: Floats | None = None,
     ) -> Floats:
         """The mean over ranks of `x`, compressed.
 
@@ -143,30 +144,45 @@ class PowerSGD(Compressor):
             Shape of the array as the user has it.
         error, lost
             What is added to `x`, and what receives what is lost.
+        out
+            For the result; may be `x`.
 
         Returns
         -------
         array
-            New, shape (elements,): equal bits on all ranks.
+            Shape (elements,): equal bits on all ranks.
         """
-        if error is not None and lost is not None:
-            _core.compress.add(lost, error, x)
-            x = lost
         parts = self.parts(key, x.size, shape)
-        p, q = self._factor(x, parts, self._start(key, parts), average)
+        p, q = self._factor(x, parts, self._start(key, parts), average, error, lost)
         self._remember(key, q)
-        return self._expand(parts, p, q, x.size, lost)
+        return self._expand(parts, p, q, np.empty(x.size, np.float32) if out is None else out, lost)
 
     def _factor(
-        self, x: Floats, parts: list[_Part], start: list[Floats], average: Average
+        self,
+        x: Floats,
+        parts: list[_Part],
+        start: list[Floats],
+        average: Average,
+        error: Floats | None = None,
+        lost: Floats | None = None,
     ) -> tuple[list[Floats], list[Floats]]:
-        """Factors p of all parts (of vectors: themselves) and q of the matrices, averaged."""
+        """Factors p of all parts (of vectors: themselves) and q of the matrices, averaged.
+
+        With `error` they are those of ``x + error``, which is left in `lost`.
+        """
         queue = iter(start)
         first = []
         for part in parts:
-            first.append(np.empty((part.rows, part.rank), np.float32) if part.rank else part.of(x))
             if part.rank:
-                _core.compress.project(part.of(x), next(queue), first[-1])
+                first.append(np.empty((part.rows, part.rank), np.float32))
+                pair = (None, None) if error is None or lost is None else (part.of(error), part.of(lost))
+                _core.compress.project(part.of(x), next(queue), first[-1], *pair)
+            elif error is None or lost is None:
+                first.append(part.of(x))
+            else:
+                np.add(part.of(x), part.of(error), out=part.of(lost))
+                first.append(part.of(lost))
+        x = x if lost is None else lost
         p = _averaged(first, average)
         for part, factor in zip(parts, p, strict=True):
             if part.rank:
@@ -185,9 +201,8 @@ class PowerSGD(Compressor):
             self._factors.pop(key, None)
 
     def _expand(
-        self, parts: list[_Part], p: list[Floats], q: list[Floats], elements: int, error: Floats | None
+        self, parts: list[_Part], p: list[Floats], q: list[Floats], result: Floats, error: Floats | None
     ) -> Floats:
-        result = np.empty(elements, np.float32)
         queue = iter(q)
         for part, factor in zip(parts, p, strict=True):
             rest = None if error is None else part.of(error)
@@ -222,7 +237,7 @@ class PowerSGD(Compressor):
                 size = part.columns * part.rank
                 q.append(np.ascontiguousarray(payload.data[at : at + size].reshape(part.columns, part.rank)))
                 at += size
-        return self.into(out, self._expand(parts, p, q, payload.elements, None))
+        return self._expand(parts, p, q, np.empty(payload.elements, np.float32) if out is None else out, None)
 
     def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""

@@ -230,6 +230,10 @@ SETTINGS: tuple[Setting, ...] = (
         "PyTorch: which other backend reduces inside a host; auto: NCCL on GPUs, else Gloo (docs/gpu.md).",
     ),
     Setting(
+        "COMPOSABLE", _flag, "0 or 1", "0",
+        "PyTorch 2.14 and later: 1: be one of several backends of a group, as in cpu:ringleader,cuda:nccl.",
+    ),
+    Setting(
         "SPIN_US", _integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
         "How long a wait spins before it yields.",
     ),
@@ -346,6 +350,7 @@ class Config:
     p2p_buffsize: int = 64 << 10
     device_segment: int = 4 << 20
     inside: str = "off"
+    composable: bool = False
     spin_us: int | None = None
     yield_us: int | None = None
     timeout: float = 600.0

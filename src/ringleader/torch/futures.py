@@ -55,11 +55,14 @@ class _Failure:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+        self.silent = False
 
     def __str__(self) -> str:
         return f"the result of a failed operation ({type(self.error).__name__}: {self.error})"
 
     def __reduce_ex__(self, protocol: object) -> Any:
+        if self.silent:
+            return str, ("",)
         raise self.error
 
 
@@ -89,12 +92,15 @@ class WorkFuture(torch.futures.Future[Any]):
 
     def scope(self) -> AbstractContextManager[Any]:
         """The stream in which its callbacks run."""
-        return nullcontext() if self.device is None else self.device.scope(self.device.up)
+        return nullcontext() if self.device is None else self.device.scope(self.device.back)
 
     def fail(self, error: BaseException) -> None:
         """Complete it with an error."""
         self._set_unwrap_func(_raise_failure)
-        self.set_result(_Failure(error))
+        failure = _Failure(error)
+        failure.silent = bool(self.devices)  # such a future looks for tensors in its value when it gets it
+        self.set_result(failure)
+        failure.silent = False
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         """A future of what `callback` returns, which is called with this one once it is completed."""

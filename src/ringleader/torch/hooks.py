@@ -220,7 +220,7 @@ class CompressionHook:
                 comm.all_reduce(vector, "avg")
             else:
                 chosen.set_shapes(key, [tuple(x.shape) for x in tensors])
-                vector = all_reduce_vector(comm, vector, True, chosen, key)
+                vector = all_reduce_vector(comm, vector, True, chosen, key, out=vector)
             _spread(tensors, vector)
 
 

@@ -1,7 +1,7 @@
 """The process group: a `torch.distributed.ProcessGroup` in Python around Ringleader's communicators.
 
-The collectives, works and futures are in mixins and classes of their own, which know nothing of this base class: from
-torch 2.14 on a class derived from `torch.distributed.Backend` can share them.
+All but the base class is in a mixin, `Group`: from torch 2.14 on a class derived from torch's `Backend` shares it (see
+`composable`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ringleader.torch.monitored import monitored_barrier
 from ringleader.torch.register import NAME
 from ringleader.torch.work import CompositeWork, Holder, RingleaderWork
 
-__all__ = ["ProcessGroupRingleader", "create"]
+__all__ = ["Group", "ProcessGroupRingleader", "create"]
 
 
-class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[misc]
-    """A process group whose collectives Ringleader runs. Made by `torch.distributed`, see `create`.
+class Group(Collectives):
+    """What torch asks of a process group or of a backend; a mixin for classes derived from one of them.
 
     Parameters
     ----------
@@ -72,7 +72,6 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         settings: Mapping[str, object],
         hosts: Sequence[int] | None = None,
     ) -> None:
-        dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._store = rank, size, store
         self._group_name, self._group_desc = name, ""
         self._timeout = timeout.total_seconds()
@@ -186,7 +185,7 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
     def _device_types(self) -> list[torch.device]:
         return [torch.device(kind) for kind in dict.fromkeys(("cpu", *self._devices))]
 
-    def _get_backend(self, device: torch.device) -> ProcessGroupRingleader:  # type: ignore[override]
+    def _get_backend(self, device: torch.device) -> Group:
         if torch.device(device).type not in ("cpu", *self._devices):
             here = ", ".join(str(device) for device in self._device_types)
             raise RuntimeError(f"the backend {NAME!r} moves tensors of {here} here, there is none for {device}")
@@ -223,8 +222,17 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
 
     # ----------------------------------------------------------------------------------- who is missing
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; if one does not come, the error on rank 0 tells which, see `monitored`."""
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; if one does not come, the error on rank 0 tells which, see `monitored`.
+
+        Parameters
+        ----------
+        timeout
+            A timedelta, or torch's options of a barrier, which hold one.
+        wait_all_ranks
+            Wait for every rank, so that all missing ones are named.
+        """
+        timeout = getattr(timeout, "timeout", timeout)
         limit = self._timeout if timeout is None else timeout.total_seconds()
         number, self._monitored = self._monitored, self._monitored + 1
         try:
@@ -264,7 +272,31 @@ class ProcessGroupRingleader(Collectives, dist.ProcessGroup):  # type: ignore[mi
         self._finalizer()
 
 
-def create(options: Any, backend_options: Any) -> ProcessGroupRingleader:
+class ProcessGroupRingleader(Group, dist.ProcessGroup):  # type: ignore[misc]
+    """A process group whose collectives Ringleader runs. Made by `torch.distributed`, see `create`.
+
+    Parameters
+    ----------
+    store, rank, size, timeout, name, ranks, settings, hosts
+        See `Group`.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        ranks: list[int],
+        settings: Mapping[str, object],
+        hosts: Sequence[int] | None = None,
+    ) -> None:
+        dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
+        Group.__init__(self, store, rank, size, timeout, name, ranks, settings, hosts)
+
+
+def create(options: Any, backend_options: Any) -> Group:
     """What torch calls to make a group.
 
     Parameters
@@ -280,16 +312,23 @@ def create(options: Any, backend_options: Any) -> ProcessGroupRingleader:
         raise errors.InvalidArgument(
             f"pg_options is a {type(settings).__name__}; expected a mapping of settings, e.g. {{'algo': 'ring'}}"
         )
+    hosts = settings.get("hosts")
+    settings = {name: value for name, value in settings.items() if name != "hosts"}
     try:
-        return ProcessGroupRingleader(
+        kind: type[Group] = ProcessGroupRingleader
+        if Config.from_environment(None, **settings).composable:
+            from ringleader.torch.composable import backend_class
+
+            kind = backend_class()
+        return kind(
             options.store,
             options.group_rank,
             options.group_size,
             options.timeout,
             options.group_id,
             list(options.global_ranks_in_group),
-            {name: value for name, value in settings.items() if name != "hosts"},
-            settings.get("hosts"),
+            settings,
+            hosts,
         )
     except errors.RingleaderError as error:
         raise torch_error(error) from error

@@ -261,6 +261,11 @@ class Holder:
         live[id(work)] = work
         return work
 
+    def remember(self) -> None:
+        """Keep the latest completed works: C++ holds but its half of them, and asks it later."""
+        if self._completed is None:
+            self._completed = deque(maxlen=_REMEMBERED)
+
     def drain(self, limit: float) -> None:
         """Wait until all are complete, in success or failure, or `limit` seconds have passed."""
         deadline = time.monotonic() + limit

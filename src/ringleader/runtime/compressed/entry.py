@@ -76,8 +76,10 @@ def all_reduce(
     values, average = _floats_of(x), operator is ReduceOp.AVG
 
     def run(over: Communicator) -> None:
-        result = all_reduce_vector(over, values, average, compressor, key, shape, timeout, dense)
-        _store(target, result.reshape(shape))
+        room = _as_vector(target)
+        result = all_reduce_vector(over, values, average, compressor, key, shape, timeout, room, dense)
+        if room is None:
+            _store(target, result.reshape(shape))
 
     if async_op:
         lane = lane_of(comm, timeout)
@@ -102,6 +104,17 @@ def _floats_of(x: Any) -> Floats:
     return as_floats(x.detach().float().resolve_neg().numpy())
 
 
+def _as_vector(target: Any) -> Floats | None:
+    """The target's memory, where the result can be written to it directly."""
+    array: Any = target
+    if _is_torch(target):
+        plain = target.dtype is sys.modules["torch"].float32 and not target.is_neg()
+        array = target.detach().numpy() if plain else None
+    if isinstance(array, np.ndarray) and array.dtype == np.float32 and array.flags.c_contiguous:
+        return array.reshape(-1)
+    return None
+
+
 def _store(target: Any, result: Floats) -> None:
     if _is_torch(target):
         target.detach().copy_(sys.modules["torch"].from_numpy(result))
@@ -117,9 +130,10 @@ def all_reduce_vector(
     key: str = "",
     shape: tuple[int, ...] = (),
     timeout: float | None = None,
+    out: Floats | None = None,
     dense: bool = False,
 ) -> Floats:
-    """The mean or the sum over all ranks of a contiguous vector, which is left as it is.
+    """The mean or the sum over all ranks of a contiguous vector, which is left as it is unless it is `out`.
 
     Parameters
     ----------
@@ -127,21 +141,30 @@ def all_reduce_vector(
         Which array this is, for compressors that remember something about each.
     shape
         Shape of the array that the vector was made of.
+    out
+        For the result, shape (elements,), contiguous; may be `x`. If the call fails while there is something to be
+        received it is left as it is (but not where the array is sent uncompressed).
     dense
         See `all_reduce`.
 
     Returns
     -------
     array
-        New, shape (elements,), with equal bits on all ranks.
+        `out` or a new one, shape (elements,), with equal bits on all ranks.
     """
     if comm.size == 1:
-        return x.copy()
-    reduction = Reduction(comm, average, compressor, key, timeout)
-    with transaction(compressor, key):
-        if dense or x.size == 0 or not pays(comm, compressor, x.size):
-            return reduction.dense(x)
-        return reduction.run(x, shape or x.shape)
+        result = x if out is not None else x.copy()
+    else:
+        reduction = Reduction(comm, average, compressor, key, timeout, out)
+        with transaction(compressor, key):
+            if dense or x.size == 0 or not pays(comm, compressor, x.size):
+                result = reduction.dense(x)
+            else:
+                result = reduction.run(x, shape or x.shape)
+    if out is None or result.ctypes.data == out.ctypes.data:
+        return result
+    out[:] = result
+    return out
 
 
 @contextmanager

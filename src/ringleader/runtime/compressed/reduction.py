@@ -45,24 +45,35 @@ def shards(elements: int, n: int) -> list[tuple[int, int]]:
 
 
 class Reduction:
-    """One compressed collective."""
+    """One compressed collective.
+
+    `out` may be the input: it is written to after the last exchange, so a call that fails leaves it as it was.
+    """
 
     def __init__(
-        self, comm: Communicator, average: bool, compressor: Compressor, key: str, timeout: float | None
+        self,
+        comm: Communicator,
+        average: bool,
+        compressor: Compressor,
+        key: str,
+        timeout: float | None,
+        out: Floats | None = None,
     ) -> None:
-        self.comm, self.n = comm, comm.size
+        self.comm, self.n, self.out = comm, comm.size, out
         self.average, self.key, self.timeout = average, key, timeout
         self.feedback = compressor if isinstance(compressor, ErrorFeedback) else None
         self.compressor = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
 
     def dense(self, x: Floats) -> Floats:
         """Without compression, and nothing remembered."""
-        total = x.copy()
+        total = x
         if self.feedback is not None:
             total = self.feedback.pending(x, self.key)
             self._add_lost_of_shard(self.feedback, total)
-        self.comm.all_reduce(total, "avg" if self.average else "sum", timeout=self.timeout)
-        return total
+        out = self._room(x.size)
+        into = None if out.ctypes.data == total.ctypes.data else out
+        self.comm.all_reduce(total, "avg" if self.average else "sum", out=into, timeout=self.timeout)
+        return out
 
     def _add_lost_of_shard(self, feedback: ErrorFeedback, total: Floats) -> None:
         """What was lost when this rank compressed its shard of a mean (or sum) again: it adds it for all."""
@@ -119,6 +130,10 @@ class Reduction:
         x = self.feedback.gather(x, self.key)
         return x, self.feedback.error(self.key, x.size), self.feedback.errors.successor(self.key, x.size)
 
+    def _room(self, elements: int) -> Floats:
+        """Where the result is to be."""
+        return np.empty(elements, np.float32) if self.out is None else self.out
+
     def _finish(self, total: Floats) -> Floats:
         """The mean, if that is asked for, of a sum."""
         if self.average:
@@ -130,19 +145,19 @@ class Reduction:
     def _cast(self, compressor: Cast, x: Floats) -> Floats:
         total, scale = compressor.scaled(x, self.n)
         self.comm.all_reduce(total, "sum", wire=compressor.scheme, timeout=self.timeout)
-        total *= np.float32(1.0 / (scale * self.n) if self.average else 1.0 / scale)
-        return total
+        factor = np.float32(1.0 / (scale * self.n) if self.average else 1.0 / scale)
+        return np.multiply(total, factor, out=self._room(total.size))
 
     def _linear(self, payload: Payload) -> Floats:
         self.comm.all_reduce(payload.data, "sum", wire="f32", timeout=self.timeout)
-        return self._finish(self.compressor.decompress(payload))
+        return self._finish(self.compressor.decompress(payload, self.out))
 
     def _low_rank(self, compressor: PowerSGD, x: Floats, shape: tuple[int, ...]) -> Floats:
         def mean(factors: Floats) -> None:
             self.comm.all_reduce(factors, "avg", wire="f32", timeout=self.timeout)
 
         x, error, lost = self._memory(x)
-        result = compressor.average(x, mean, self.key, shape, error, lost)
+        result = compressor.average(x, mean, self.key, shape, error, lost, self.out)
         if not self.average:
             result *= np.float32(self.n)
         return result
@@ -168,7 +183,7 @@ class Reduction:
         mine = np.zeros(nbytes[0], np.uint8)
         compressor.encode(mine[: nbytes[rank]], shard, error, lost, ~seed & 0xFFFFFFFF)
         gathered = self.comm.all_gather(mine, timeout=self.timeout)
-        result = np.empty(x.size, np.float32)
+        result = self._room(x.size)
         for r, (lo, hi) in enumerate(bounds):
             compressor.decode(gathered[r, : nbytes[r]], result[lo:hi])
         if not self.average:
@@ -188,9 +203,9 @@ class Reduction:
             compressor.encode(sent[r, : nbytes[r]], x[lo:hi], before, after, seed ^ r << 16)
         received = self.comm.all_to_all(sent, timeout=self.timeout)
         lo, hi = bounds[self.comm.rank]
-        shard = np.zeros(hi - lo, np.float32)
-        for row in received:
-            compressor.decode(row[: nbytes[self.comm.rank]], shard, accumulate=True)
+        shard = np.empty(hi - lo, np.float32)
+        for r, row in enumerate(received):
+            compressor.decode(row[: nbytes[self.comm.rank]], shard, accumulate=r > 0)
         shard *= np.float32(scale)
         return shard
 
@@ -198,10 +213,10 @@ class Reduction:
 
     def _gathered_sparse(self, payload: Payload) -> Floats:
         table = self.comm.all_gather(payload.data, timeout=self.timeout)
-        return self._sum_of(table, payload.elements, 1.0 / self.n if self.average else 1.0)
+        return self._sum_of(table, self._room(payload.elements), 1.0 / self.n if self.average else 1.0)
 
-    def _sum_of(self, table: NDArray[np.uint32], elements: int, scale: float) -> Floats:
-        total = np.zeros(elements, np.float32)
+    def _sum_of(self, table: NDArray[np.uint32], total: Floats, scale: float) -> Floats:
+        total[:] = 0
         for row in table:
             _core.compress.scatter_add(total, *unpack(row), scale)
         return total
@@ -228,10 +243,11 @@ class Reduction:
         lo, hi = min(rank * size, elements), min((rank + 1) * size, elements)
         if hi == lo:  # nothing is sent to an empty part, but its messages have places
             received = received[:, :0]
-        shard = self._sum_of(received, hi - lo, 1.0 / n if self.average else 1.0)
+        shard = self._sum_of(received, np.empty(hi - lo, np.float32), 1.0 / n if self.average else 1.0)
         chosen = self._reselect(compressor, shard, -(-payload.data.size // 2 // n))
         table = self.comm.all_gather(chosen, timeout=self.timeout)
-        result = np.zeros(elements, np.float32)
+        result = self._room(elements)
+        result[:] = 0
         for r, row in enumerate(table):
             lo, hi = min(r * size, elements), min((r + 1) * size, elements)
             if hi > lo:

@@ -127,7 +127,7 @@ class _Scatter(Reduction):
             self.feedback.sent(_joined(payloads, size), self.key)
         sent = np.stack([payload.data for payload in payloads])
         received: NDArray[np.uint32] = self.comm.all_to_all(sent, timeout=self.timeout)
-        return self._sum_of(received, size, 1.0 / self.n if self.average else 1.0)
+        return self._sum_of(received, np.empty(size, np.float32), 1.0 / self.n if self.average else 1.0)
 
     def _random(self, compressor: RandomK, x: Floats) -> Floats:
         """The same places of each shard."""

@@ -75,6 +75,8 @@ class JoiningMixin(Joinable):
         Examples
         --------
         >>> import torch.distributed as dist
+        >>> from torch import nn
+        >>> from ringleader.torch import DataParallel
         >>> dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
         >>> model = DataParallel(nn.Linear(2, 1))
         >>> with model.join():

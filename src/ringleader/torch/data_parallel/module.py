@@ -34,6 +34,8 @@ __all__ = ["DataParallel", "Overlap"]
 Overlap = Literal["plan", "priority", "fixed", "off"]
 _OVERLAPS = ("plan", "priority", "fixed", "off")
 
+_MAY_BE_SPARSE = (nn.Embedding, nn.EmbeddingBag)
+
 _current_graph_task = torch._C._current_graph_task_id
 
 
@@ -161,6 +163,12 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
         if not slots:
             raise errors.InvalidArgument(
                 f"no parameter of {type(self.module).__name__} has a gradient; expected at least one with requires_grad"
+            )
+        sparse = [n for n, m in self.module.named_modules() if isinstance(m, _MAY_BE_SPARSE) and m.sparse]
+        if sparse:
+            raise errors.InvalidArgument(
+                f"{', '.join(sparse)} has sparse gradients, which do not fit into buckets; make it with sparse=False, "
+                "or use torch's DistributedDataParallel"
             )
         verify_alike([*parameters, *buffers], group)
         self._group = group

@@ -33,8 +33,8 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        streams: list[Any] = [torch.cuda.Stream(device) for _ in range(4)]  # type: ignore[no-untyped-call]
+        self.down, self.up, self.lane, self.back = streams
         self._registers = True
 
     def current(self) -> Any:

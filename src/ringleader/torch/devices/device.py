@@ -36,10 +36,16 @@ class Device(Protocol):
     ----------
     down, up
         Streams beside the program's own, for copies to the host and back.
+    lane
+        Another, for what hierarchical collectives do: it waits for other ranks, which the copies must not.
+    back
+        Another, in which callbacks of futures run.
     """
 
     down: Any
     up: Any
+    lane: Any
+    back: Any
 
     def current(self) -> Any:
         """The stream in which the calling thread's work on this device runs."""

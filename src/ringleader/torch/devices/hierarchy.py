@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ringleader import errors
 from ringleader.runtime.communicator import Communicator
-from ringleader.torch.devices.device import device_of
 from ringleader.torch.devices.inside import Inside, make_backend
 from ringleader.torch.devices.layout import Layout
 from ringleader.torch.devices.levels import OPERATORS, Levels, name_of
@@ -92,7 +91,7 @@ class Hierarchy:
                     f"{layout.mine} of this host, in this order, in which this is rank {layout.local}"
                 )
             kinds = [each.type for each in getattr(inside, "_device_types", [torch.device("cpu")])]
-            return Inside(inside, "cpu" if "cpu" in kinds else kinds[0], layout.local, size, layout.rails)
+            return Inside(inside, "cpu" if "cpu" in kinds else kinds[0], layout.local, size, layout.rails, False)
         number = self.comm._made["hierarchy"]
         self.comm._made["hierarchy"] += 1
         prefixed = dist.PrefixStore(f"inside/{number}/{layout.host}", store)  # type: ignore[attr-defined]
@@ -161,9 +160,15 @@ class Hierarchy:
         return self._run([out, x], lambda local: self._levels.reduce_scatter(local[0], local[1], op), [out], async_op)
 
     def barrier(self, async_op: bool = False) -> Any:
-        """Wait for all ranks, and for all earlier operations here."""
+        """Wait for all ranks, and for all earlier operations here; without `async_op` the host waits."""
         token = self.inside.place(torch.zeros(1, dtype=torch.uint8))
-        return self._run([token], lambda local: self._levels.all_reduce(local[0], dist.ReduceOp.MAX), [], async_op)
+        work = self._run([token], lambda local: self._levels.all_reduce(local[0], dist.ReduceOp.MAX), [], True)
+        if async_op:
+            return work
+        work.wait()
+        for event in work.arrivals:
+            event.synchronize()
+        return None
 
     def _check(self, x: Tensor, op: Any = None) -> None:
         if not self.takes(x, op):
@@ -178,24 +183,25 @@ class Hierarchy:
         self, tensors: list[Tensor], body: Callable[[list[Tensor]], None], outputs: list[Tensor], later: bool
     ) -> Any:
         """Let the lane run `body` on the tensors, contiguous and where the backend inside can move them."""
-        device = next((device_of(x) for x in tensors if not x.is_cpu), self.inside.device) or self.inside.device
+        elsewhere = [x.device for x in tensors if not x.is_cpu]
+        device = self.inside.device_at(elsewhere[0] if elsewhere else self.inside.home())
         device.refuse_capture()
         now = device.record(device.current())
         where = sorted({x.device for x in tensors if not x.is_cpu}, key=str)
-        work = LaterWork(device, None, where, self.abort)
+        work = LaterWork(device, None, where, self.abort, device.lane)
         work.outputs = outputs
 
         def start() -> list[Any]:
-            with device.scope(device.down):
-                device.wait(device.down, now)
+            with device.scope(device.lane):
+                device.wait(device.lane, now)
                 for x in (*tensors, *outputs):
-                    device.uses(x, device.down)
+                    device.uses(x, device.lane)
                 local = [self.inside.place(x.detach().resolve_conj().resolve_neg().contiguous()) for x in tensors]
                 self._guarded(body, local)
                 for x, copy in zip(tensors, local, strict=True):
                     if copy.data_ptr() != x.data_ptr() and any(x is out for out in outputs):
                         x.detach().copy_(copy.view(x.shape))
-                work.arrivals.append(device.record(device.down))
+                work.arrivals.append(device.record(device.lane))
             return []
 
         self._lane.put(lambda: work.begin(start))

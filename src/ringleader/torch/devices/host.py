@@ -33,6 +33,8 @@ class HostDevice:
 
     down: Any = None
     up: Any = None
+    lane: Any = None
+    back: Any = None
 
     def current(self) -> Any:
         """The calling thread."""

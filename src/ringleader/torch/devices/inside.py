@@ -22,6 +22,9 @@ _HOST = HostDevice()
 
 KINDS = ("auto", "nccl", "gloo")
 
+# The Gloo of torch 2.6 adds in a reduce-scatter, whatever the operator is.
+_GLOO_ADDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+
 
 def make_backend(kind: str, store: Any, local: int, size: int, seconds: float) -> tuple[Any, str]:
     """A backend of torch for the ranks of a host, and the kind of device whose tensors it moves.
@@ -70,19 +73,44 @@ class Inside:
         This rank's number on its host, and how many there are.
     rails
         Into how many parts data is cut, see `Layout`.
+    owned
+        Whether `close` ends the backend.
     """
 
-    def __init__(self, backend: Any, kind: str, local: int, size: int, rails: int) -> None:
-        self.backend, self.kind = backend, kind
+    def __init__(self, backend: Any, kind: str, local: int, size: int, rails: int, owned: bool = True) -> None:
+        self.backend, self.kind, self._owned = backend, kind, owned
         self.local, self.size, self.rails = local, size, rails
-        self._home = torch.empty(0, device=kind).device  # of several, the one that is current now
-        self.device: Device = _HOST if kind == "cpu" else _known(self._home)
+        self._home: torch.device | None = torch.device("cpu") if kind == "cpu" else None
         # Copies from a device are enqueued one segment ahead. On the CPU that would mean to wait for it.
         self.ahead = 0 if kind == "cpu" else 1
 
+    def home(self) -> torch.device:
+        """Where tensors of other places are copied: of several devices the one that is current at the first call."""
+        if self._home is None:
+            self._home = torch.empty(0, device=self.kind).device
+        return self._home
+
     def place(self, x: Tensor) -> Tensor:
         """The tensor where the backend can move it: itself, or a copy."""
-        return x if x.device.type == self.kind else x.to(self._home)
+        return x if x.device.type == self.kind else x.to(self.home())
+
+    def device_at(self, where: torch.device) -> Device:
+        """The device for streams and events of tensors at a place; tensors of the CPU have none.
+
+        Raises
+        ------
+        UnsupportedType
+            None is known.
+        """
+        if where.type == "cpu":
+            return _HOST
+        device = device_of(torch.empty(0, device=where))
+        if device is None:
+            raise errors.UnsupportedType(
+                f"a hierarchical collective on {where}, for which no device is known; see "
+                "ringleader.torch.devices.register_device"
+            )
+        return device
 
     def all_reduce(self, x: Tensor, op: Any) -> Callable[[], None]:
         """Start to reduce in place, everywhere; call what it returns to wait."""
@@ -99,7 +127,7 @@ class Inside:
             assert part is not None
             part.copy_(parts[0])
             return _nothing
-        if self.size == self.rails:
+        if self.size == self.rails and not (_GLOO_ADDS and self.kind == "cpu"):
             opts = c10d.ReduceScatterOptions()
             opts.reduceOp = op
             return _waiting([self.backend._reduce_scatter_base(part, x, opts)])
@@ -146,19 +174,9 @@ class Inside:
     def close(self) -> None:
         """Leave."""
         backend, self.backend = self.backend, None
-        if backend is not None and isinstance(backend, c10d.Backend):
+        if backend is not None and self._owned:
             with suppress(Exception):
                 backend.shutdown()
-
-
-def _known(where: torch.device) -> Device:
-    device = device_of(torch.empty(0, device=where))
-    if device is None:
-        raise errors.UnsupportedType(
-            f"the group inside moves tensors of {where}, for which no device is known; see "
-            "ringleader.torch.devices.register_device"
-        )
-    return device
 
 
 def _nothing() -> None:

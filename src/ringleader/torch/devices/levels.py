@@ -168,7 +168,7 @@ class Levels:
         """Memory for this rank's part of a tensor that the rails carry; None if this rank carries none."""
         if self.rail is None:
             return None
-        return Part(self.rail, self.inside.device, whole.numel() // self.layout.rails, whole)
+        return Part(self.rail, self.inside.device_at(whole.device), whole.numel() // self.layout.rails, whole)
 
     def _average(self, x: Tensor, op: Any) -> None:
         if name_of(op) == "AVG":

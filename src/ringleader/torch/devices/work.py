@@ -42,6 +42,8 @@ class LaterWork(RingleaderWork):
         Called once all operations have succeeded, before the work is complete.
     where
         The accelerators on which those tensors are.
+    stream
+        The device's stream that brings the results; default: `Device.up`.
     abandon
         Called with a reason where the device fails: the other ranks are in an operation that this one will not join.
 
@@ -57,10 +59,11 @@ class LaterWork(RingleaderWork):
         finale: Callable[[], object] | None = None,
         where: Sequence[torch.device] = (),
         abandon: Callable[[str], object] = lambda reason: None,
+        stream: Any = None,
     ) -> None:
         super().__init__(None, [], () if finale is None else (finale,))
         self._done = False
-        self._device, self._where, self._abandon = device, where, abandon
+        self._device, self._where, self._abandon, self._stream = device, where, abandon, stream
         self._started = threading.Event()
         self._children: Sequence[RingleaderWork] = ()
         self._starting = threading.Lock()
@@ -140,4 +143,5 @@ class LaterWork(RingleaderWork):
 
     def completing(self) -> AbstractContextManager[Any]:
         """The stream to be in when its future is completed: the one that brings the results, not the program's own."""
-        return nullcontext() if self._device is None else self._device.scope(self._device.up)
+        device = self._device
+        return nullcontext() if device is None else device.scope(self._stream or device.up)
