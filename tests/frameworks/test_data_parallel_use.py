@@ -377,3 +377,23 @@ def test_a_rank_that_leaves_is_named(ranks: Ranks, overlap: str) -> None:
     told = ranks.run(leaves, overlap)
     assert told[2] == "gone"
     assert "rank 2" in told[0] and "rank 2" in told[1]
+
+
+# ------------------------------------------------------------------------------------------------------ compiled
+
+
+def test_compiled_models() -> None:
+    """The model compiled within the wrapper, and the wrapper compiled."""
+    dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        nets = [small() for _ in range(3)]
+        inside = DataParallel(torch.compile(nets[1], backend="aot_eager"), overlap="fixed", bucket_cap_mb=0.0003)  # type: ignore[arg-type]
+        outside = torch.compile(DataParallel(nets[2], overlap="fixed", bucket_cap_mb=0.0003), backend="aot_eager")
+        for model in (nets[0], inside, outside):
+            for step in range(2):
+                model.zero_grad()  # type: ignore[union-attr]
+                model(batch(step, 0)).sum().backward()
+        first, *others = [[p.grad for p in net.parameters()] for net in nets]
+        assert all(worst(grads, first) < 1e-6 for grads in others)  # type: ignore[arg-type]
+    finally:
+        dist.destroy_process_group()

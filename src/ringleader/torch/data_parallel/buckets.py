@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from ringleader.torch.data_parallel.transport import Reduction, Transport
 
-__all__ = ["IDLE", "NEVER", "Bucket", "Slot", "group_by_kind", "make_bucket"]
+__all__ = ["EARLY_BYTES", "IDLE", "NEVER", "Bucket", "Slot", "group_by_kind", "make_bucket"]
 
 ALIGNMENT: Final = 64
+EARLY_BYTES: Final = 64 << 10
+"""Gradients from this size on are brought into their bucket one by one as they come, smaller ones all at once."""
 IDLE: Final = 1
 """Hooks still to come where no round is open: the next one gets noticed."""
 NEVER: Final = 1 << 62
@@ -65,10 +67,21 @@ class Bucket:
         self.reduction: Reduction
 
     def fire(self, parameter: Tensor) -> None:
-        """A gradient is complete. The whole cost of a parameter in a steady state."""
+        """A gradient is complete. The whole cost of a small parameter in a steady state."""
         self.pending -= 1
         if not self.pending:
             self.on_full(self, parameter)
+
+    def take(self, view: Tensor, parameter: Tensor) -> None:
+        """A large gradient is complete: bring it into its view while it is in the caches, and free its memory.
+
+        Autograd can then put the next one there, into memory that is mapped already.
+        """
+        grad = parameter.grad
+        if grad is not view and grad is not None and not grad.requires_grad:
+            view.copy_(grad)
+            parameter.grad = view
+        self.fire(parameter)
 
     def pack(self, keep: bool) -> list[int]:
         """Bring all gradients into `flat`. Returns the indices of the parameters that have none.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ringleader.torch.data_parallel import errors
-from ringleader.torch.data_parallel.buckets import IDLE, NEVER, Bucket, Slot, make_bucket
+from ringleader.torch.data_parallel.buckets import EARLY_BYTES, IDLE, NEVER, Bucket, Slot, make_bucket
 from ringleader.torch.data_parallel.compressed import Compression
 from ringleader.torch.data_parallel.transport import Transport
 
@@ -139,8 +139,11 @@ class Reducer:
         self.close()
         self.recording = recording
         for bucket in self.buckets:
-            for slot in bucket.slots:
-                hook = functools.partial(self._recorded, bucket, slot.index) if recording else bucket.fire
+            for slot, view in zip(bucket.slots, bucket.views, strict=True):
+                early = self.options.as_views and slot.parameter.nbytes >= EARLY_BYTES
+                hook = functools.partial(bucket.take, view) if early else bucket.fire
+                if recording:
+                    hook = functools.partial(self._recorded, slot.index, hook)
                 self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
@@ -196,12 +199,12 @@ class Reducer:
 
     # --------------------------------------------------------------------------------------------- in the pass
 
-    def _recorded(self, bucket: Bucket, index: int, parameter: Tensor) -> None:
+    def _recorded(self, index: int, hook: Callable[[Tensor], None], parameter: Tensor) -> None:
         if not self.open and self.enabled:
             self.begin()
         self.fired.append(index)
         self.times.append(perf_counter())
-        bucket.fire(parameter)
+        hook(parameter)
 
     def _arrived(self, bucket: Bucket, parameter: Tensor) -> None:
         """`bucket`'s count is down."""
