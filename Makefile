@@ -19,6 +19,7 @@ help:
 	@echo 'make bench-compression  what compressors cost on one core, against torch; rewrites the table in docs/'
 	@echo 'make bench-convergence  train with every compressor on real data, against uncompressed'
 	@echo 'make bench-slow   training steps at 200 Mbit/s and 1 Gbit/s, compressed and not (root)'
+	@echo 'make bench-training  training steps of DDP, DataParallel and FSDP2 against Gloo, on one host and between two'
 	@echo 'make bench        measure against Gloo; rewrites the tables and plots in the documentation'
 	@echo 'make verify-all   prove every algorithm for up to 256 ranks'
 	@echo 'make mpi          install Open MPI and MPICH below build/peers; make test does it too'
@@ -69,6 +70,10 @@ bench: setup
 
 bench-peers: setup
 	PYTHONPATH=benchmarks $(BIN)/python -m peers $(PEERS_ARGS)
+
+.PHONY: bench-training
+bench-training: setup
+	$(BIN)/python benchmarks/torch_training.py $(TRAINING_ARGS)
 
 .PHONY: bench-regret
 bench-regret: setup

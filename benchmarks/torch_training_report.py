@@ -58,7 +58,12 @@ class Point:
         self.parameters, self.buckets = int(rows[0]["parameters"]), rows[0].get("buckets")
         self.goodput = rows[0]["goodput_mbits"]
         self.ms = {case: median(each) for case, each in times.items()}
-        self.spread = {case: (max(each) - min(each)) / median(each) for case, each in times.items()}
+        rounds: dict[tuple[str, str], list[float]] = {}
+        for row in rows:
+            rounds.setdefault((row["case"], str(row["round"])), []).append(float(row["ms"]))
+        medians = {case: [median(each) for (c, _), each in rounds.items() if c == case] for case in times}
+        # How far the rounds of one case lie apart: smaller differences between cases say nothing.
+        self.unsteady = median(max(each) - min(each) for each in medians.values())
 
     def exposed(self, case: str) -> float:
         """What a step takes longer than without communication."""
@@ -128,7 +133,7 @@ def verdicts(point: Point) -> list[str]:
         rows.append(
             (
                 f"planned ({point.buckets} buckets), against {label(fixed)}",
-                f"{less:+.0%} less exposed",
+                f"{abs(less):.0%} {'less' if less >= 0 else 'more'} exposed",
                 ">= 10% less",
                 less >= 0.1,
             )
@@ -175,6 +180,7 @@ def markdown(rows: Rows, overheads: Rows) -> str:
             f"{label(c)}: {point.ms[c]:.1f} ms" for c in ("whole", "whole-gloo", "fsdp", "fsdp-gloo") if c in point.ms
         ]
         text += ["", "; ".join(whole) + "."] if whole else []
+        text += ["", f"The turns of a case lie {point.unsteady:.1f} ms apart (median over the cases)."]
         if judged := verdicts(point):
             text += ["", "| goal | found | wanted | met |", "|---|---|---|---|", *judged]
     if overheads:
