@@ -40,7 +40,7 @@ class _Part:
         else:
             self.compressor.set_shapes(self.key, [tuple(view.shape) for view in self.views])
             vector = self._vector.numpy()
-            vector[:] = all_reduce_vector(comm, vector, average, self.compressor, self.key)
+            all_reduce_vector(comm, vector, average, self.compressor, self.key, out=vector)
         torch._foreach_copy_(self.views, self._pieces)
 
 

@@ -22,7 +22,7 @@ def without_gradient(names: Sequence[str], missing: int, rank: int) -> RuntimeEr
         f"on rank {rank} a backward pass gave no gradient to {missing} parameter{'s' * (missing != 1)}: {which}. "
         "Their gradients were taken as zero, so the ranks are still in step. If parameters may be unused, pass "
         "find_unused_parameters=True, or static_graph=True where they always are the same; else let all outputs "
-        "of forward() take part in the loss"
+        "of forward() take part in the loss, and checkpoint with use_reentrant=False"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -37,6 +38,10 @@ _OVERLAPS = ("plan", "priority", "fixed", "off")
 _MAY_BE_SPARSE = (nn.Embedding, nn.EmbeddingBag)
 
 _current_graph_task = torch._C._current_graph_task_id
+
+
+def _nothing() -> None:
+    """What follows a round of a wrapper that is gone."""
 
 
 class DataParallel(StateMixin, nn.Module, JoiningMixin):
@@ -164,7 +169,7 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
             raise errors.InvalidArgument(
                 f"no parameter of {type(self.module).__name__} has a gradient; expected at least one with requires_grad"
             )
-        sparse = [n for n, m in self.module.named_modules() if isinstance(m, _MAY_BE_SPARSE) and m.sparse]
+        sparse = [n or type(m).__name__ for n, m in self.module.named_modules() if isinstance(m, _MAY_BE_SPARSE) and m.sparse]
         if sparse:
             raise errors.InvalidArgument(
                 f"{', '.join(sparse)} has sparse gradients, which do not fit into buckets; make it with sparse=False, "
@@ -192,7 +197,10 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
                 self._buckets = PrioritizedPartitions(reducer, self.module, cost, conditions)
         else:
             self._buckets = FixedBuckets(reducer, self._cap_bytes)
-        reducer.on_round = self._after_round
+        # The hooks live as long as the model's parameters; this wrapper may go before, and takes them along.
+        after_round = weakref.WeakMethod(self._after_round)
+        reducer.on_round = lambda: (after_round() or _nothing)()
+        weakref.finalize(self, reducer.close).atexit = False
         self._reducer = reducer
 
     @property

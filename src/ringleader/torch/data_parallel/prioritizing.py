@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from time import perf_counter
 from typing import Any
 
@@ -50,6 +51,7 @@ class PrioritizedPartitions(PlannedBuckets):
         self._model = model
         self._conditions = conditions
         self.recorder: ForwardRecorder | None = ForwardRecorder(model)
+        weakref.finalize(self, self.recorder.close).atexit = False
         self.gradients: PartitionedGradients | None = None
 
     @property

@@ -12,7 +12,9 @@ forward pass.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -96,6 +98,8 @@ class Reducer:
         self.scale: float | None = None
         self.buckets: list[Bucket] = []
         self._handles: list[Any] = []
+        # Autograd has a thread per device, and the buckets of all devices share one order.
+        self._lock = threading.RLock()
         self._next = 0  # the first bucket that is not packed
         self._started = 0  # buckets before this one are in flight
         self._absent: list[int] = []
@@ -173,8 +177,11 @@ class Reducer:
 
     def begin(self, _gradient: object = None) -> None:
         """Open a round; a hook on the model's outputs, so it must return None."""
-        if self.open or not self.enabled:
-            return
+        with self._lock:
+            if not self.open and self.enabled:
+                self._open()
+
+    def _open(self) -> None:
         self.open = True
         self._next = self._started = 0
         self._absent = []
@@ -208,6 +215,10 @@ class Reducer:
 
     def _arrived(self, bucket: Bucket, parameter: Tensor) -> None:
         """`bucket`'s count is down."""
+        with self._lock:
+            self._count(bucket, parameter)
+
+    def _count(self, bucket: Bucket, parameter: Tensor) -> None:
         if not self.open:
             if not self.enabled:
                 bucket.pending = NEVER
@@ -263,7 +274,11 @@ class Reducer:
     def _complete(self) -> None:
         """Send what is not sent, and wait for all."""
         self.ended = perf_counter()
-        self._reduce_rest()
+        try:
+            self._reduce_rest()
+        except BaseException:
+            self._await_started()
+            raise
         self._settle_unused()
         self.closed = perf_counter()
 
@@ -316,6 +331,13 @@ class Reducer:
                 bucket.flat.mul_(self.scale)
             if not self.options.as_views:
                 bucket.unpack()
+
+    def _await_started(self) -> None:
+        """After a failure: no memory is left to an operation in flight, into which the next round would write."""
+        for bucket in self.buckets[: self._started]:
+            with contextlib.suppress(Exception):  # the first error is the one that is told
+                bucket.reduction.wait()
+        self._started = 0
 
     def _settle_unused(self) -> None:
         """Give parameters without a gradient of their own the others' one, where any rank has one."""

@@ -91,12 +91,14 @@ class _PlanReduction:
             raise torch_error(error) from None
 
     def wait(self) -> None:
-        work, self._work = self._work, None
-        if work is not None:
-            try:
-                work.wait()
-            except errors.RingleaderError as error:
-                raise torch_error(error) from None
+        if self._work is None:
+            return
+        try:
+            self._work.wait()
+        except errors.RingleaderError as error:
+            self._work = None
+            raise torch_error(error) from None
+        self._work = None  # not before: an interrupted wait is repeated
 
     def run(self) -> None:
         try:
