@@ -169,7 +169,9 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
             raise errors.InvalidArgument(
                 f"no parameter of {type(self.module).__name__} has a gradient; expected at least one with requires_grad"
             )
-        sparse = [n or type(m).__name__ for n, m in self.module.named_modules() if isinstance(m, _MAY_BE_SPARSE) and m.sparse]
+        sparse = [
+            n or type(m).__name__ for n, m in self.module.named_modules() if isinstance(m, _MAY_BE_SPARSE) and m.sparse
+        ]
         if sparse:
             raise errors.InvalidArgument(
                 f"{', '.join(sparse)} has sparse gradients, which do not fit into buckets; make it with sparse=False, "
