@@ -91,7 +91,7 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
       return std::span<pollfd>(driver.fds);
     };
     execution_.settle();
-    driver.waiter.idle(ready, descriptors, kLongestSleep);
+    driver.waiter.idle(ready, descriptors, kLongestSleep, execution_.unhurried());
     Counters::add(mesh_.counters.sleeps, driver.waiter.sleeps() - sleeps);
     if (!driver.waiter.slow()) continue;
     note_late(driver);

@@ -30,6 +30,7 @@ class Execution {
   bool can_move() const;
   // Descriptors to sleep on.
   void poll_descriptors(std::vector<pollfd>& fds) const;
+  bool unhurried() const;  // only slow links are waited for, see Link::haste
   // The ranks that this rank waits for now, and a description, for messages.
   std::vector<Rank> blocked_on() const;
   std::string describe() const;

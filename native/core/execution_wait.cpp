@@ -48,10 +48,24 @@ bool Execution::can_move() const {
   return false;
 }
 
+// Of ranks that share no memory with others: a doorbell that rings meanwhile would wait for the sleep's end.
+bool Execution::unhurried() const {
+  if (!mesh_.local.empty()) return false;
+  bool any = false;
+  for (const LinkState& state : links_) {
+    const Haste haste = state.link->haste();
+    if (haste == Haste::prompt) return false;
+    any |= haste == Haste::unhurried;
+  }
+  return any;
+}
+
 void Execution::poll_descriptors(std::vector<pollfd>& fds) const {
-  for (const LinkState& state : links_)
-    if (state.link->poll_fd() >= 0 && state.link->poll_events())
-      fds.push_back(pollfd{state.link->poll_fd(), state.link->poll_events(), 0});
+  for (const LinkState& state : links_) {
+    if (state.link->poll_fd() < 0 || !state.link->poll_events()) continue;
+    state.link->prepare_sleep();
+    fds.push_back(pollfd{state.link->poll_fd(), state.link->poll_events(), 0});
+  }
 }
 
 // What holds this rank up in shared memory now, reached or not.

@@ -110,6 +110,10 @@ struct KernelTimes {
   std::uint64_t retransmits = 0;
 };
 
+// How a wait for a link is best spent: `none` if nothing is waited for or it cannot be told; `prompt` if an answer within microseconds
+// is likely; `unhurried` if the link is known to need so long for what is next that the core is better given to others.
+enum class Haste { none, prompt, unhurried };
+
 class Link {
  public:
   virtual ~Link() = default;
@@ -120,6 +124,9 @@ class Link {
   // For sleeping: the descriptor and the poll events that would let progress() move something; -1 if none.
   virtual int poll_fd() const = 0;
   virtual short poll_events() const = 0;
+  virtual Haste haste() const { return Haste::prompt; }
+  // Called before a sleep on poll_fd(): it need not end before there is enough to be worth it.
+  virtual void prepare_sleep() {}
   virtual void close() = 0;
   virtual KernelTimes kernel_times() const { return {}; }  // any thread
   std::uint64_t bytes_sent = 0, bytes_received = 0;  // payload and headers, for counters

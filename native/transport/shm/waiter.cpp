@@ -65,6 +65,13 @@ bool Waiter::due_for_sleep_by_clock() {
   return false;
 }
 
+// Nothing is learned from such a wait (spins_ stays 0): it tells nothing about how long spinning pays.
+void Waiter::sleep_at_once() {
+  now_ = Clock::now();
+  turn_ = kLongestTurn;
+  past_spinning_ = slow_ = true;
+}
+
 // Spinning pays while peers run on cores of their own. It does not where they share ours, and that shows in yields after which
 // somebody else ran: then every microsecond of spinning keeps the peer from answering.
 void Waiter::learn() {

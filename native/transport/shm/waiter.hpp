@@ -96,8 +96,11 @@ class Waiter {
   }
   // The same with descriptors that are gathered only when it comes to sleeping.
   template <class Ready, std::invocable Descriptors>
-  void idle(Ready&& ready, Descriptors&& descriptors, Clock::duration max_sleep) {
-    if (!due_for_sleep()) return;
+  void idle(Ready&& ready, Descriptors&& descriptors, Clock::duration max_sleep, bool unhurried = false) {
+    if (unhurried)
+      sleep_at_once();
+    else if (!due_for_sleep())
+      return;
     const std::span<pollfd> fds = descriptors();
     const Announcement announcement(sleeps_on_doorbell(fds) ? own_ : nullptr);
     if (ready()) return;
@@ -131,6 +134,7 @@ class Waiter {
     return due_for_sleep_by_clock();
   }
   bool due_for_sleep_by_clock();
+  void sleep_at_once();
   void learn();
   void sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep);
 

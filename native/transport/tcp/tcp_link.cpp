@@ -35,6 +35,10 @@ constexpr std::size_t kBufferBytes = 256 * 1024;
 constexpr std::size_t kReadAhead = 16 * 1024;
 // Less is over before its speed can be told from the kernel's hiccups.
 constexpr std::size_t kWorthTiming = 12 * 1024;
+// A sleep that waits for data of a slow link ends when this much has come: a packet a wake-up would cost more processor time than
+// everything else. A link is slow if that takes longer than kWorthSleeping, many times what waking up takes.
+constexpr std::size_t kSleepBatch = 64 * 1024;
+constexpr double kWorthSleepingNs = 100'000;
 constexpr std::size_t kMaxIovecs = 64;
 constexpr std::size_t kAlign = 64;
 static_assert(kRecvBudget >= kBufferBytes && kReadAhead >= sizeof(MessageHeader));
@@ -72,6 +76,22 @@ void TcpLink::post_recv(RecvRequest&& request) {
 
 short TcpLink::poll_events() const {
   return static_cast<short>((recvs_.empty() ? 0 : POLLIN) | (sends_.empty() ? 0 : POLLOUT));
+}
+
+// What comes next was posted, so its size is known before it comes. Small messages, and the end of large ones, are always prompt.
+Haste TcpLink::haste() const {
+  if (recvs_.empty() && sends_.empty()) return Haste::none;
+  if (pace_ == 0) return recvs_.empty() ? Haste::none : Haste::prompt;
+  const std::uint64_t next = recvs_.empty() ? sends_.front().header.bytes : header_seen_ ? remaining_ : recvs_.front().header.bytes;
+  return pace_ * static_cast<double>(std::min<std::uint64_t>(next, kSleepBatch)) > kWorthSleepingNs ? Haste::unhurried : Haste::prompt;
+}
+
+void TcpLink::prepare_sleep() {
+  const bool batch = header_seen_ && haste() == Haste::unhurried;
+  const std::size_t wanted = batch ? std::min<std::uint64_t>(remaining_, kSleepBatch) : 1;
+  if (wanted == low_water_) return;
+  const int value = static_cast<int>(wanted);
+  if (setsockopt(socket_.fd(), SOL_SOCKET, SO_RCVLOWAT, &value, sizeof value) == 0) low_water_ = wanted;
 }
 
 bool TcpLink::progress() {
@@ -261,8 +281,13 @@ void TcpLink::flow_begins() {
 void TcpLink::flow_ends() {
   const auto now = Clock::now();
   const std::uint64_t flowed = bytes_received - flow_start_;
+  const auto ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(now - flowing_).count());
   ReceiveMeter::add(times.flow_bytes, flowed);
-  ReceiveMeter::add(times.flow_ns, static_cast<std::uint64_t>(std::chrono::nanoseconds(now - flowing_).count()));
+  ReceiveMeter::add(times.flow_ns, ns);
+  if (flowed >= kWorthTiming) {
+    const double pace = static_cast<double>(ns) / static_cast<double>(flowed);
+    pace_ = pace_ == 0 ? pace : pace_ + (pace - pace_) / 4;
+  }
   if (meter != nullptr) meter->end(now, flowed);
   flowing_ = {};
 }

@@ -31,6 +31,8 @@ class TcpLink final : public Link {
   bool progress() override;
   int poll_fd() const override { return socket_.fd(); }
   short poll_events() const override;
+  Haste haste() const override;
+  void prepare_sleep() override;
   void close() override;
   KernelTimes kernel_times() const override;
 
@@ -89,6 +91,8 @@ class TcpLink final : public Link {
   // with the bytes received by then. Zero: not.
   Clock::time_point awaited_{}, flowing_{};
   std::uint64_t flow_start_ = 0;
+  double pace_ = 0;           // nanoseconds a byte, of recent flows; 0: not known yet
+  std::size_t low_water_ = 1;  // bytes that must have come before the socket counts as readable
 
   // Bytes [begin_, end_) were read from the socket and not yet consumed: headers with what small payload came along,
   // and payload on its way to a fold or to be decoded.
