@@ -107,7 +107,7 @@ def test_arena_memory_is_zero_aligned_and_returned() -> None:
         view = array(ptr, nbytes)
         assert not view.any()
         view[:] = np.arange(nbytes) % 251
-        assert blocks() > held
+        assert blocks() > held or nbytes <= 4096  # a small one may lie in a page that is held already
         _core.arena_free(ptr)
         assert _core.arena_used() == used
         assert blocks() == held

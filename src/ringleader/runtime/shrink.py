@@ -19,8 +19,8 @@ from ringleader.runtime.store import Store, ranks_text
 __all__ = ["agree_on_lost"]
 
 _LOOK_AGAIN = 0.02
-# Seconds that a rank which somebody takes for lost has to announce itself.
-_GRACE = 0.5
+# Seconds that a rank which somebody takes for lost has to announce itself; on a crowded host a live one may need long.
+_GRACE = 2.0
 
 
 def _encode(ranks: set[int]) -> bytes:

@@ -110,7 +110,8 @@ class TcpStoreServer:
             return
         self._closing = True
         if self._pid == os.getpid():  # a forked child has no such thread, and must not wake the parent's
-            self._wake_write.send(b"x")
+            with contextlib.suppress(BrokenPipeError):  # it was awake, has seen `_closing` and is gone
+                self._wake_write.send(b"x")
             self._thread.join()
         self._wake_write.close()
 
