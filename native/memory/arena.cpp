@@ -232,15 +232,18 @@ void Arena::free_pages(Offset offset, std::size_t bytes) {
 void* Arena::allocate_small(std::size_t slot) {
   auto& open = open_slabs_[static_cast<std::size_t>(std::countr_zero(slot))];
   std::unique_lock lock(mutex_);
-  if (open.empty()) {
+  Offset page;
+  if (!open.empty()) {
+    page = *open.begin();
+  } else {
     lock.unlock();
-    const Offset page = allocate_pages(page_size(), page_size());
+    // Used below even if another thread has opened one meanwhile: a page without anything in it would never be given back.
+    page = allocate_pages(page_size(), page_size());
     const std::size_t slots = page_size() / slot;
     lock.lock();
     slabs_.emplace(page, Slab{slot, slots == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << slots) - 1});
     open.insert(page);
   }
-  const Offset page = *open.begin();
   Slab& slab = slabs_.at(page);
   const auto index = static_cast<std::size_t>(std::countr_zero(slab.free));
   slab.free &= slab.free - 1;

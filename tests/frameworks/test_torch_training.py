@@ -124,6 +124,25 @@ def uneven_inputs(path: str, hook: str) -> list[Tensor]:
         return [p.detach().clone() for p in model.parameters()]
 
 
+def averaged_over_those_with_data(path: str) -> list[float]:
+    """The gradient at each rank's last step; every rank's own is its number + 1."""
+    with joined(path) as (rank, _):
+        model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+        with model.join(divide_by_initial_world_size=False):
+            for _ in range(rank + 1):
+                model.zero_grad()
+                model(torch.full((1, 1), float(rank + 1))).sum().backward()
+        assert model.module.weight.grad is not None
+        return model.module.weight.grad.flatten().tolist()
+
+
+def test_join_can_divide_by_the_ranks_that_have_data(ranks: Ranks) -> None:
+    # Step s (from 0) has data on ranks s.., so rank r ends with the mean of r + 1 .. n.
+    n = ranks.size
+    expected = [[sum(range(r + 1, n + 1)) / (n - r)] for r in range(n)]
+    assert ranks.run(averaged_over_those_with_data) == expected
+
+
 @pytest.mark.parametrize("hook", ["none", "fp16"])
 def test_uneven_inputs_with_join(ranks: Ranks, hook: str) -> None:
     first, *others = ranks.run(uneven_inputs, hook)

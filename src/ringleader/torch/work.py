@@ -31,6 +31,10 @@ Store = Callable[[], object]
 # waits, it waits in the base class, for ever. From 2.7 on it holds both.
 _HALF_HELD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _REMEMBERED = 1024  # completed works that stay for it
+# A work that Python hands to C++ is still held by half: the sum of ones with which DDP's join context counts the ranks
+# that have data, and which the reducer asks for during the backward pass. Works of so few elements stay for a while.
+_FEW_ELEMENTS = 16
+_FEW_REMEMBERED = 256
 
 
 def seconds_of(limit: timedelta | None) -> float:
@@ -246,6 +250,7 @@ class Holder:
         self._limit = 64
         self._completed: deque[RingleaderWork] | None = deque(maxlen=_REMEMBERED) if _HALF_HELD else None
         self._released = 0
+        self._small: deque[RingleaderWork] = deque(maxlen=_FEW_REMEMBERED)
 
     def hold(self, work: RingleaderWork) -> RingleaderWork:
         """Hold `work` until it is complete, and return it."""
@@ -291,6 +296,8 @@ class Holder:
             self._released += 1
             if self._released % 64 == 0:
                 self._forget_tensors()
+        elif len(work.outputs) == 1 and work.outputs[0].numel() <= _FEW_ELEMENTS:
+            self._small.append(work)
 
     def _forget_tensors(self) -> None:
         """Let go of the results of completed works that nobody else in Python has: C++ only waits for them."""
