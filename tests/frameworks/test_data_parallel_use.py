@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -395,5 +397,23 @@ def test_compiled_models() -> None:
                 model(batch(step, 0)).sum().backward()
         first, *others = [[p.grad for p in net.parameters()] for net in nets]
         assert all(worst(grads, first) < 1e-6 for grads in others)  # type: ignore[arg-type]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_wrapper_that_goes_takes_its_hooks_along() -> None:
+    dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net = nn.Linear(4, 4)
+        first = DataParallel(net, overlap="fixed")
+        gone = weakref.ref(first.reducer)
+        del first
+        gc.collect()
+        assert gone() is None
+        assert not net.weight._post_accumulate_grad_hooks
+        second = DataParallel(net, overlap="fixed")
+        second(torch.ones(1, 4)).sum().backward()
+        assert net.weight.grad is not None and net.weight.grad.tolist() == [[1.0] * 4] * 4
+        assert len(net.weight._post_accumulate_grad_hooks) == 1
     finally:
         dist.destroy_process_group()

@@ -411,8 +411,10 @@ def broken(path: str) -> str:
 def test_an_error_of_the_device_is_the_works(ranks: Ranks) -> None:
     texts = ranks.run(broken)
     ranks.close()
+    # Its own error is the device's where the segments before were complete when it failed, else that of the abort.
+    own = texts.pop(1)
+    assert "rank 1's device failed: ZeroDivisionError" in own or "brought to the host or back: ZeroDivisionError" in own
     assert all("rank 1's device failed: ZeroDivisionError" in text or "PeerLost" in text for text in texts), texts
-    assert "ZeroDivisionError" in texts[1], texts
 
 
 # ------------------------------------------------------------------------------------------------------- host memory
