@@ -39,7 +39,8 @@ _FEW_REMEMBERED = 256
 
 def seconds_of(limit: timedelta | None) -> float:
     """Seconds of a time limit; 0 for torch's ways to say that there is none (None, 0 and -1 ms)."""
-    return max(0.0, limit.total_seconds()) if limit else 0.0
+    seconds = limit.total_seconds() if limit else 0.0
+    return seconds if seconds > 0 else 0.0
 
 
 class RingleaderWork(dist.Work):
@@ -59,6 +60,15 @@ class RingleaderWork(dist.Work):
         Why it failed, for an operation that is over.
     """
 
+    # Here, not in __init__: one is made for every operation, and most never have these.
+    _stores: Sequence[Store] = ()
+    _error: BaseException | None = None
+    _future: WorkFuture | None = None
+    _callback_thread: CallbackThread | None = None
+    _lock: threading.Lock | None = None
+    _source = -1
+    _recording: Recording | None = None
+
     def __init__(
         self,
         native: _core.Work | None,
@@ -70,15 +80,13 @@ class RingleaderWork(dist.Work):
         super().__init__()
         self._native = native
         self.outputs = outputs
-        self._stores = stores
         self._keep = keep
-        self._error = error
         self._done = native is None
-        self._future: WorkFuture | None = None
-        self._callback_thread: CallbackThread | None = None
-        self._lock = threading.Lock() if stores else None
-        self._source = -1
-        self._recording: Recording | None = None
+        if stores:
+            self._stores = stores
+            self._lock = threading.Lock()
+        if error is not None:
+            self._error = error
 
     # ------------------------------------------------------------------------------------------- native side
 
