@@ -263,7 +263,7 @@ def fails(path: str) -> str:
         def encode(self, *args: Any) -> None:
             raise RuntimeError("the kernel is broken")
 
-    with joined(path, seconds=5) as (rank, _):
+    with joined(path) as (rank, _):
         model, optimiser = model_of(hooks.compressed(Broken()))
         try:
             train(model, optimiser, rank, range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import reduce
@@ -503,23 +504,22 @@ def check_groups(path: str) -> list[str]:
         return names
 
 
-def check_barrier_and_names(path: str) -> float:
-    import time
-
+def check_barrier_and_names(path: str) -> tuple[float, float]:
+    """When this rank came to a barrier and when it could go on; rank 1 is late."""
     with joined(path) as (rank, n):
         dist.barrier()
         assert dist.barrier(async_op=True).wait()
-        started = time.monotonic()
         if rank == 1:
             time.sleep(0.5)
-        timed_barrier(15)
-        waited = time.monotonic() - started
+        came = time.monotonic()
+        timed_barrier(30)
+        left = time.monotonic()
         group = dist.distributed_c10d._get_default_group()
         assert dist.get_backend() == "ringleader" and group.name() == "ringleader"
         assert (group.rank(), group.size()) == (rank, n) == (dist.get_rank(), dist.get_world_size())
         assert isinstance(group, dist.ProcessGroup) and group._device_types == [torch.device("cpu")]
         assert group.communicator.state == "live"
-        return waited
+        return came, left
 
 
 @pytest.mark.parametrize(
@@ -557,4 +557,5 @@ def test_groups(ranks: Ranks) -> None:
 
 
 def test_barrier_waits_for_the_last(ranks: Ranks) -> None:
-    assert min(ranks.run(check_barrier_and_names)) > 0.4
+    times = ranks.run(check_barrier_and_names)  # one clock: the ranks are on one host
+    assert max(came for came, _ in times) <= min(left for _, left in times)
