@@ -204,6 +204,22 @@ def test_messages(ranks: Ranks) -> None:
     ranks.run(messages)
 
 
+def inference(path: str) -> bool:
+    with staged(path, MIXED) as (rank, n, _):
+        with torch.inference_mode():
+            outs = [torch.zeros(5) for _ in range(n)]
+            x = torch.full((3000,), float(rank))
+            works = [dist.all_gather(outs, torch.full((5,), float(rank)), async_op=True)]
+            works.append(dist.all_reduce(x, async_op=True))
+        for work in works:
+            work.wait()
+        return bool(x[0] == n * (n - 1) / 2) and [out[4].item() for out in outs] == list(range(n))
+
+
+def test_operations_that_were_called_in_inference_mode(ranks: Ranks) -> None:
+    assert all(ranks.run(inference))
+
+
 # ------------------------------------------------------------------------------------------------------------ order
 
 
