@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -302,106 +299,6 @@ def _split() -> Any:
 
 def test_split_orders_by_key(group: Workers) -> None:
     assert group.run(_split, timeout=150) == [(2, [3, 2, 0]), None, (1, [3, 2, 0]), (0, [3, 2, 0])]
-
-
-def _resources() -> tuple[int, int, int]:
-    gc.collect()
-    status = Path("/proc/self/status").read_text()
-    fields = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if len(line.split()) > 1}
-    return len(os.listdir("/proc/self/fd")), int(fields["Threads"]), int(fields["VmRSS"])
-
-
-def _many_groups(rounds: int) -> Any:
-    comm = world()
-    for warm_up in range(20):
-        member = comm.split(0)
-        assert member is not None
-        member.all_reduce(np.ones(warm_up))
-        member.close()
-    before = _resources()
-    for i in range(rounds):
-        member = comm.split(0)
-        assert member is not None
-        if member.all_reduce(np.ones(4))[0] != 4:
-            return "wrong"
-        if i % 2:
-            member.close()
-        del member
-    comm.barrier()
-    after = _resources()
-    return [a - b for a, b in zip(after, before, strict=True)]
-
-
-def test_many_groups_leave_nothing_behind(group: Workers) -> None:
-    for files, threads, kilobytes in group.run(_many_groups, 300, timeout=150):
-        assert files <= 5
-        assert threads <= 5
-        assert kilobytes < 20_000
-
-
-def _live_groups() -> Any:
-    comm = world()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    groups: list[Any] = []
-    try:
-        for _ in range(200):
-            groups.append(comm.split(0))
-        results = {int(member.all_reduce(np.ones(2))[0]) for member in groups}
-    except rl.errors.RingleaderError as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        for member in groups:
-            member.close()
-    return len(groups), results
-
-
-def test_200_live_groups_under_1024_files(group: Workers) -> None:
-    """They work (shared memory needs no files per group), or fail with a reason that names the remedy."""
-    for got in group.run(_live_groups, timeout=150):
-        if isinstance(got, str):
-            assert "ulimit -n" in got or "too many open files" in got.lower(), got
-        else:
-            assert got == (200, {4})
-
-
-# --------------------------------------------------------------------------------------------------- resources
-
-
-def _changing_sizes() -> Any:
-    comm = world()
-
-    def calls(first: int, rounds: int) -> None:
-        for i in range(rounds):
-            x = np.ones(first + i % 3000, "f4")
-            comm.all_reduce(x, async_op=bool(i % 2))
-        comm.barrier()
-
-    calls(0, 3000)
-    before = _resources()[2]
-    calls(3000, 6000)
-    return _resources()[2] - before
-
-
-def test_memory_stays_flat_with_ever_changing_sizes(group: Workers) -> None:
-    assert max(group.run(_changing_sizes, timeout=150)) < 10_000
-
-
-def _wait_for_late_rank() -> Any:
-    comm = world()
-    comm.barrier()
-    if comm.rank == 2:
-        time.sleep(1)
-        used = 0.0
-        comm.barrier()
-    else:
-        before = time.process_time()
-        comm.barrier()
-        used = time.process_time() - before
-    return used
-
-
-def test_waiting_costs_little_cpu(group: Workers) -> None:
-    assert max(group.run(_wait_for_late_rank, timeout=150)) < 0.35
 
 
 def _late_rank(limit: float, folder: str) -> Any:

@@ -298,7 +298,7 @@ def _changing_sizes(rounds: int) -> Any:
 
 
 def test_memory_is_flat_over_calls_of_changing_sizes_dropped_unwaited(four: Workers) -> None:
-    rounds = 20_000 if LONG else 4000
+    rounds = 20_000 if LONG else 3000
     for grown, files, arena, live in four.run(_changing_sizes, rounds, timeout=600 if LONG else 100):
         assert grown < 10 << 20
         assert files == 0
