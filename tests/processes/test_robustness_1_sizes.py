@@ -87,7 +87,7 @@ def _large_in_sum() -> Any:
 
 
 def _too_large() -> Any:
-    comm = world(timeout=30)
+    comm = world(timeout=60)
     try:
         comm.empty(1 << 44, np.uint8)
     except rl.errors.OutOfMemory as error:
