@@ -84,8 +84,8 @@ TEST_CASE("p2p: deadlines fail the operation with peer and tag, and the stream g
 
   // Never begun, and stuck in the middle behind the limit.
   auto lent = std::make_unique<Bytes>(out);
-  const auto stuck = world[0].isend(lent->data(), lent->size(), 1, 1, Clock::now() + milliseconds(20));
-  const auto queued = world[0].isend(lent->data(), lent->size(), 1, 2, Clock::now() + milliseconds(20));
+  const auto stuck = world[0].isend(lent->data(), lent->size(), 1, 1, Clock::now() + milliseconds(200));
+  const auto queued = world[0].isend(lent->data(), lent->size(), 1, 2, Clock::now() + milliseconds(200));
   test::drive([&] { world.step(); }, [&] { return stuck->done() && queued->done(); });
   CHECK(contains(error_of(stuck), "send of 1000000 bytes with tag 1 to rank 1 timed out with"));
   CHECK(contains(error_of(queued), "timed out with 0 bytes taken"));
@@ -99,10 +99,11 @@ TEST_CASE("p2p: deadlines fail the operation with peer and tag, and the stream g
 
   // A receive that is being filled when its deadline passes: the rest is drained.
   auto lent_in = std::make_unique<Bytes>(1000000);
-  const auto filled = world[1].irecv(lent_in->data(), lent_in->size(), 0, 3, Clock::now() + milliseconds(20));
+  const auto deadline = Clock::now() + milliseconds(500);  // long after the first bytes, whatever else the machine does
+  const auto filled = world[1].irecv(lent_in->data(), lent_in->size(), 0, 3, deadline);
   const auto send = world[0].isend(out.data(), out.size(), 1, 3, kNever);
   world[1].progress();
-  std::this_thread::sleep_for(milliseconds(25));
+  std::this_thread::sleep_until(deadline + milliseconds(5));
   world[1].progress();
   CHECK(contains(error_of(filled), "receive timed out with"));
   lent_in.reset();
