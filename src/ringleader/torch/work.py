@@ -66,6 +66,7 @@ class RingleaderWork(dist.Work):
     _future: WorkFuture | None = None
     _callback_thread: CallbackThread | None = None
     _lock: threading.Lock | None = None
+    _inference = False
     _source = -1
     _recording: Recording | None = None
 
@@ -85,6 +86,8 @@ class RingleaderWork(dist.Work):
         if stores:
             self._stores = stores
             self._lock = threading.Lock()
+            # Copies are made in the caller's mode, whichever thread makes them: only so they may write to its tensors.
+            self._inference = torch.is_inference_mode_enabled()
         if error is not None:
             self._error = error
 
@@ -114,11 +117,12 @@ class RingleaderWork(dist.Work):
             return
         if self._native is not None:
             self._source = self._native.source
-        if error is None:
+        if error is None and self._stores:
             try:
-                for store in self._stores:
-                    store()
-            except errors.RingleaderError as problem:
+                with torch.inference_mode(self._inference):
+                    for store in self._stores:
+                        store()
+            except Exception as problem:  # whoever waits gets to know, nobody else
                 error = problem
         self._error = None if error is None else torch_error(error)
         self._stores = ()
@@ -284,9 +288,9 @@ class Holder:
         deadline = time.monotonic() + limit
         for each in list(self._live.values()):
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left < 1e-3:  # a limit of 0 is none
                 break
-            with suppress(errors.RingleaderError):  # who waits for the work gets to know
+            with suppress(Exception):  # who waits for the work gets to know
                 each.wait(timedelta(seconds=left))
         self.sweep()
         self._forget_tensors()
