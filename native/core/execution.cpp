@@ -21,10 +21,6 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
   out_ = static_cast<std::byte*>(out);
   info_ = plan_->info;
   info_.sequence = sequence;
-  // Of the whole history: where data go one way only, nobody looks at a peer's entry, so a disagreement about such an
-  // operation must show in the next one that does.
-  history_ = (history_ ^ plan_->info_hash) * 0x9e3779b97f4a7c15u;
-  fingerprint_ = history_ & ~kRegisteredMask;
   if (views_.empty()) views_.resize(static_cast<std::size_t>(mesh_.size));
   cursor_ = 0;
   if (plan_->inlined) {
@@ -43,6 +39,11 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
       links_[i].link = mesh_.peers[static_cast<std::size_t>(bound.peer)].links[bound.connection].get();
     }
   }
+  // Nothing throws from here on: an operation that could not begin has not happened, so it can be tried again.
+  // Of the whole history: where data go one way only, nobody looks at a peer's entry, so a disagreement about such an
+  // operation must show in the next one that does.
+  history_ = (history_ ^ plan_->info_hash) * 0x9e3779b97f4a7c15u;
+  fingerprint_ = history_ & ~kRegisteredMask;
   first_window_ = mesh_.next_window;
   mesh_.next_window += plan_->windows;
   window_ = 0;

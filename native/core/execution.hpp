@@ -67,6 +67,7 @@ class Execution {
   template <class Visit>  // bool visit(const Wait& wait, std::uint64_t window); stops when it says false
   bool each_wait(Visit&& visit) const;
   bool reached_all(const std::vector<Wait>& waits, std::uint64_t window) const;
+  bool waits_in_memory() const;
   void look_at(Rank rank);
   void check_fingerprint(Rank rank) const;
   [[noreturn]] void throw_mismatch(Rank rank) const;

@@ -161,6 +161,28 @@ TEST_CASE("registered memory is used in place") {
   for (const auto& error : errors) CHECK(text_of(error) == "");
 }
 
+TEST_CASE("an operation that could not begin has not happened: others go on, and it can be tried again") {
+  CommOptions options;
+  options.slot_bytes = std::uint64_t{1} << 60;  // more than there ever is
+  EngineGroup group({0, 0}, 30, options);
+  const auto errors = group.run([&](Rank r) {
+    const auto large = group[r]->make_plan(all_reduce_request(two_shot(2), 2, 2, group.nodes(), 100000));
+    const auto small = group[r]->make_plan(all_reduce_request(two_shot(2), 2, 2, group.nodes(), 1000));
+    std::vector<std::int32_t> x(100000, r + 1);
+    for (int attempt = 0; attempt < 2 && r == 0; ++attempt) {
+      try {
+        run_plan(group[r], large, x.data(), x.data());
+      } catch (const Error& error) {
+        if (error.kind == ErrorKind::memory) continue;
+      }
+      throw std::runtime_error("there was memory for it");
+    }
+    run_plan(group[r], small, x.data(), x.data());
+    if (x[0] != 3 || x[999] != 3) throw std::runtime_error("wrong sum");
+  });
+  for (const auto& error : errors) CHECK(text_of(error) == "");
+}
+
 TEST_CASE("ranks that disagree all get an error naming both sides") {
   for (const bool network : {false, true}) {
     EngineGroup group(network ? std::vector<std::int32_t>{0, 1, 2} : std::vector<std::int32_t>{0, 0, 0}, 10);
