@@ -93,10 +93,15 @@ bench-slow: setup
 
 # ---------------------------------------------------------------- checks
 
+# A file is one worker's, whose tests share processes. Tests with ranks often wait, so there is one worker more than two cores have
+# use for; the files come in their own order, in which the short ones are the last.
+TEST_WORKERS ?= 3
+XDIST := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
 .PHONY: test verify-all lint typecheck docs-check check
 test: setup
 	@$(MAKE) --no-print-directory -s mpi || echo 'no MPI: the tests under mpirun are skipped'
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(XDIST) $(PYTEST_ARGS)
 
 # TORCH_SUITE_ARGS=--again repeats what failed; --fresh forgets earlier results; see --help.
 .PHONY: test-torch
@@ -110,7 +115,7 @@ TORCH_OLD_TESTS ?= $(addprefix tests/frameworks/test_,$(addprefix torch_,operati
 OTHER := $(BUILD)/torch-$(TORCH_OLD)
 .PHONY: test-torch-old
 test-torch-old: setup $(OTHER)/.prepared
-	$(OTHER)/bin/python -m pytest -n 2 --dist loadfile $(TORCH_OLD_TESTS) $(PYTEST_ARGS)
+	$(OTHER)/bin/python -m pytest $(XDIST) $(TORCH_OLD_TESTS) $(PYTEST_ARGS)
 
 $(OTHER)/.prepared: tests/torch_versions/prepare.py pyproject.toml | $(INSTALLED)
 	$(BIN)/python $< $(TORCH_OLD) $(OTHER)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch_support import Ranks, data, joined, place
+from torch_support import Ranks, data, events, joined, place
 
 import ringleader as rl
 from ringleader.torch.devices import HostBuffers, HostDevice, StreamThreads, register_device
@@ -204,6 +204,22 @@ def test_messages(ranks: Ranks) -> None:
     ranks.run(messages)
 
 
+def inference(path: str) -> bool:
+    with staged(path, MIXED) as (rank, n, _):
+        with torch.inference_mode():
+            outs = [torch.zeros(5) for _ in range(n)]
+            x = torch.full((3000,), float(rank))
+            works = [dist.all_gather(outs, torch.full((5,), float(rank)), async_op=True)]
+            works.append(dist.all_reduce(x, async_op=True))
+        for work in works:
+            work.wait()
+        return bool(x[0] == n * (n - 1) / 2) and [out[4].item() for out in outs] == list(range(n))
+
+
+def test_operations_that_were_called_in_inference_mode(ranks: Ranks) -> None:
+    assert all(ranks.run(inference))
+
+
 # ------------------------------------------------------------------------------------------------------------ order
 
 
@@ -362,9 +378,10 @@ def test_errors_come_from_wait(ranks: Ranks) -> None:
 
 
 def late(path: str) -> tuple[str, float]:
+    gave_up = events(path, (1, 2, 3))
     with staged(path, MIXED, latency=0.001) as (rank, _, _group):
         if rank == 0:
-            time.sleep(4)
+            assert all(event.wait() for event in gave_up.values())
             return "", 0.0
         begun = time.perf_counter()
         work = dist.all_reduce(torch.ones(3000), async_op=True)
@@ -373,6 +390,7 @@ def late(path: str) -> tuple[str, float]:
             work.wait(timedelta(seconds=0.5))
         except rl.errors.CollectiveTimeout as error:
             text = str(error)
+        gave_up[rank].set()
         return text, time.perf_counter() - begun
 
 
@@ -425,11 +443,13 @@ def test_host_memory_is_used_again_after_its_events() -> None:
     buffers = HostBuffers(device, kept=16384)
     first = buffers.take(5000)
     assert first.numel() == 8192 and first.data_ptr() % 4096 == 0
-    device.enqueue(device.up, lambda: time.sleep(0.3))
+    copied = threading.Event()
+    device.enqueue(device.up, copied.wait)
     event = device.record(device.up)
     buffers.give(first, [event])
     other = buffers.take(5000)
     assert other.data_ptr() != first.data_ptr()
+    copied.set()
     event.synchronize()
     assert buffers.take(8192).data_ptr() == first.data_ptr()
     for buffer in [buffers.take(8192) for _ in range(5)]:

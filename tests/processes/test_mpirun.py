@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import mpi_launch
 import pytest
+from meeting_support import free_port
 
 SUMS = """
     import sys
@@ -125,9 +125,7 @@ def test_jobs_at_the_same_time_do_not_meet(mpi: str, script: Callable[[str], str
 
 @pytest.mark.parametrize("variables", ["MASTER_ADDR", "RINGLEADER_STORE"])
 def test_meeting_point_of_several_hosts(mpi: str, script: Callable[[str], str], variables: str):
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        port = it.getsockname()[1]
+    port = free_port()
     meeting = {
         "MASTER_ADDR": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
         "RINGLEADER_STORE": {"RINGLEADER_STORE": f"127.0.0.1:{port}"},
@@ -142,7 +140,7 @@ def test_meeting_point_of_several_hosts(mpi: str, script: Callable[[str], str], 
 def test_torch(mpi: str, script: Callable[[str], str], backend: str, ranks: int):
     mpi_launch.need(mpi)
     pytest.importorskip("torch")
-    output = mpi_launch.run(mpi, ranks, [script(TRAIN), backend], timeout=110)
+    output = mpi_launch.run(mpi, ranks, [script(TRAIN), backend], timeout=150)
     assert lines(output) == [f"rank {rank} of {ranks} over {backend} is right" for rank in range(ranks)]
 
 
