@@ -70,6 +70,7 @@ class Execution {
   bool waits_in_memory() const;
   void look_at(Rank rank);
   void check_fingerprint(Rank rank) const;
+  void look_around();
   [[noreturn]] void throw_mismatch(Rank rank) const;
   bool ready(const BoundInstr& instr);
 
