@@ -194,8 +194,11 @@ void Execution::look_at(Rank rank) {
 }
 
 // At the end of an operation in which this rank waited for nobody. If two such ranks disagree, the one who comes later sees it: both have
-// published their entry before (settle() has the fence between) they look, and neither waits for the other.
+// published their entry before (settle() has the fence between) they look, and neither waits for the other. Not where an operation
+// repeats the one that was looked at: with a look each time 4 KiB from one rank to another took 630 ns instead of 420.
 void Execution::look_around() {
+  if (plan_->info_hash == looked_) return;
+  looked_ = plan_->info_hash;
   for (const Rank rank : mesh_.local)
     if (mesh_.reached(rank, window_number(), 1)) check_fingerprint(rank);
 }

@@ -104,6 +104,7 @@ class Execution {
   OpInfo info_;
   std::uint64_t history_ = 0;            // hash of all operations so far
   std::uint64_t fingerprint_ = 0;        // what is published of it
+  std::uint64_t looked_ = 0;             // Plan::info_hash of the operation that looked around last
   std::uint64_t registered_bits_ = 0;
   std::uint64_t base_[3] = {0, 0, 0};
   std::byte* own_registered_[3] = {nullptr, nullptr, nullptr};
