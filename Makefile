@@ -150,7 +150,7 @@ check: lint typecheck docs-check test-native sanitize test
 # ---------------------------------------------------------------- native tests
 
 # A hang is a failure: no part of the native tests may take longer than this many seconds.
-NATIVE_LIMIT ?= 300
+NATIVE_LIMIT ?= 600
 # TSan cannot place its shadow memory under strong address randomisation; where it may not be switched off we try without.
 NO_ASLR := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo "setarch $$(uname -m) -R")
 export ASAN_OPTIONS ?= detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1

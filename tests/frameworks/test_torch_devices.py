@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch_support import Ranks, data, events, joined, place
 
 import ringleader as rl
-from ringleader.torch.devices import HostBuffers, HostDevice, StreamThreads, register_device
+from ringleader.torch.devices import StreamThreads, register_device
 
 SHAPES = [(0,), (), (7,), (3, 5), (33, 129), (5000,)]
 TYPES = [
@@ -433,58 +433,3 @@ def test_an_error_of_the_device_is_the_works(ranks: Ranks) -> None:
     own = texts.pop(1)
     assert "rank 1's device failed: ZeroDivisionError" in own or "brought to the host or back: ZeroDivisionError" in own
     assert all("rank 1's device failed: ZeroDivisionError" in text or "PeerLost" in text for text in texts), texts
-
-
-# ------------------------------------------------------------------------------------------------------- host memory
-
-
-def test_host_memory_is_used_again_after_its_events() -> None:
-    device = StreamThreads()
-    buffers = HostBuffers(device, kept=16384)
-    first = buffers.take(5000)
-    assert first.numel() == 8192 and first.data_ptr() % 4096 == 0
-    copied = threading.Event()
-    device.enqueue(device.up, copied.wait)
-    event = device.record(device.up)
-    buffers.give(first, [event])
-    other = buffers.take(5000)
-    assert other.data_ptr() != first.data_ptr()
-    copied.set()
-    event.synchronize()
-    assert buffers.take(8192).data_ptr() == first.data_ptr()
-    for buffer in [buffers.take(8192) for _ in range(5)]:
-        buffers.give(buffer, [])
-    assert buffers._kept == 16384
-
-
-def test_registered_memory_is_given_back() -> None:
-    class Counting(HostDevice):
-        def __init__(self) -> None:
-            self.now: set[int] = set()
-
-        def register(self, memory: torch.Tensor) -> bool:
-            self.now.add(memory.data_ptr())
-            return True
-
-        def unregister(self, ptr: int) -> None:
-            self.now.remove(ptr)
-
-    from ringleader import _core
-
-    device = Counting()
-    used = _core.arena_used()
-    buffers = HostBuffers(device, kept=0)
-    view = buffers.take(10000)[100:200].view(torch.float32)
-    assert len(device.now) == 1 and _core.arena_used() > used
-    del view
-    assert not device.now and _core.arena_used() == used
-
-
-def test_cpu_groups_have_no_detour() -> None:
-    dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
-    group: Any = dist.distributed_c10d._get_default_group()
-    try:
-        assert group._detour is None or torch.cuda.is_available()
-        assert torch.device("cpu") in group._device_types
-    finally:
-        dist.destroy_process_group()

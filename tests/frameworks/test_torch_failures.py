@@ -236,7 +236,7 @@ def exits(name: str, folder: Path, rounds: int) -> list[list[tuple[int, float]]]
         env=environ,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert script.returncode == 0, script.stderr
     return json.loads(script.stdout.splitlines()[-1])
@@ -283,7 +283,7 @@ def test_torchrun(tmp_path: Path) -> None:
         env={k: v for k, v in os.environ.items() if not k.startswith("RINGLEADER_")} | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("sum [3.0, 3.0, 3.0, 3.0] ProcessGroupRingleader") == 2

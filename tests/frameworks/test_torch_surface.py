@@ -202,6 +202,6 @@ def test_debug_level_detail(tmp_path: Path) -> None:
         for r in range(2)
     ]
     for process in started:
-        out, problem = process.communicate(timeout=100)
+        out, problem = process.communicate(timeout=200)
         assert process.returncode == 0, problem
         assert "said:" in out and "(3,)" in out and "(4,)" in out

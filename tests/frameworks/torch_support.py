@@ -67,7 +67,7 @@ def timed_barrier(seconds: float) -> None:
 
 @contextlib.contextmanager
 def joined(
-    path: str, backend: str = "ringleader", seconds: float = 30.0, ranks: tuple[int, int] | None = None, **more: Any
+    path: str, backend: str = "ringleader", seconds: float = 60.0, ranks: tuple[int, int] | None = None, **more: Any
 ) -> Iterator[tuple[int, int]]:
     """The default process group of all ranks; destroyed at the end."""
     rank, size = ranks or place()

@@ -318,7 +318,7 @@ def test_one_job_after_the_other_while_a_rank_is_late(meeting, tmp_path):
     ]
     try:
         for rank in ranks:
-            output, _ = rank.communicate(timeout=60)
+            output, _ = rank.communicate(timeout=200)
             assert output == "right\n" and rank.returncode == 0, output
     finally:
         for rank in ranks:

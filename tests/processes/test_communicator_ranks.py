@@ -20,7 +20,7 @@ def world() -> rl.Communicator:
     """This process's communicator, made anew if a test has broken it."""
     global _comm
     if _comm is None or _comm.state != "live":
-        _comm = rl.init(timeout=30)
+        _comm = rl.init(timeout=60)
     return _comm
 
 

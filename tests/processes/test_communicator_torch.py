@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 
 def _tensors() -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     column = torch.arange(6.0).reshape(3, 2) + 10 * comm.rank
     comm.all_reduce(column[:, 1])
     half = torch.full((5,), 1.5 + comm.rank, dtype=torch.bfloat16)

@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Callable[[X], Any], Callable[[X], Any], tuple[str, ...]]]
 
 
 def _disagree(name: str) -> tuple[str, str, str, list[int]]:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     comm.all_reduce(np.ones(5))  # the disagreement is not the first operation
     try:
         CASES[name][comm.rank](comm)
@@ -84,7 +84,7 @@ def _disagree(name: str) -> tuple[str, str, str, list[int]]:
 
 def _skip(extra: bool) -> tuple[str, str]:
     """Rank 0 leaves out one of three calls (or makes one more): the next ones meet calls of another kind."""
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     try:
         if not (comm.rank == 0 and not extra):
             comm.all_reduce(np.ones(3))
@@ -101,7 +101,7 @@ def _skip(extra: bool) -> tuple[str, str]:
 
 def _last_one_only() -> tuple[str, str]:
     """Rank 0 makes one call more at the end, and nobody comes."""
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     comm.all_reduce(np.ones(3))
     comm.timeout = 4
     try:

@@ -36,7 +36,7 @@ def _run(script: str, *args: str, timeout: float = 150, **kwargs: Any) -> subpro
 
 
 def _loop_until_loss(victim: int, delay: float) -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     x = np.ones(4 << 20, np.float32)  # 16 MiB
     comm.all_reduce(x, "max")
     if comm.rank == victim:
@@ -96,7 +96,7 @@ def _abort_from_a_thread(folder: str) -> Any:
     except rl.errors.RingleaderError as error:
         elapsed = time.monotonic() - started
         ended.set()
-        again = rl.init(timeout=30)
+        again = rl.init(timeout=60)
         total = again.all_reduce(np.ones(1))[0]
         again.close()
         comm.close()
@@ -289,7 +289,7 @@ def test_other_threads_run_while_a_call_waits(transport: str, tmp_path: Path) ->
 
 
 def _fork() -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     x = comm.empty(1000)
     x[:] = comm.rank + 1
     op = comm.all_reduce_init(x, "max")
@@ -354,7 +354,7 @@ def test_exit_with_pending_work_does_not_hang() -> None:
 
 
 def _killed_at_random(delay: float) -> None:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     x = comm.empty(1 << 16)
     threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
     while True:

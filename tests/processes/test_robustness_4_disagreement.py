@@ -39,7 +39,7 @@ CASES: dict[str, Any] = {
 
 
 def _disagree(name: str, mode: bool) -> tuple[str, str, str]:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     operation, *arguments = CASES[name][0 if comm.rank == ODD else 1]
     arguments = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
     try:
@@ -73,7 +73,7 @@ def test_one_of_four_disagrees(four: Workers, name: str) -> None:
 
 
 def _one_skips(how: str) -> tuple[str, str]:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     try:
         for i in range(3):
             if comm.rank == ODD and i == 1 and how == "skips":
@@ -99,7 +99,7 @@ def test_one_of_four_skips_or_repeats_a_call(four: Workers, how: str) -> None:
 
 
 def _one_never_comes(folder: str) -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     gave_up = {rank: Event(folder, rank) for rank in range(comm.size) if rank != ODD}
     comm.barrier()
     if comm.rank == ODD:

@@ -184,7 +184,7 @@ def test_an_exception_on_one_rank(start: str, launcher: str, tmp_path: Path) -> 
             for rank in range(2)
         ]
         try:
-            text = "".join(process.communicate(timeout=90)[1] for process in ranks)
+            text = "".join(process.communicate(timeout=200)[1] for process in ranks)
         finally:
             for process in ranks:
                 process.kill()

@@ -105,7 +105,7 @@ def test_memory_that_cannot_be_had_is_an_error_with_the_numbers_not_a_bus_error(
 
 def _killed_at_random(delay: float) -> None:
     threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     x = comm.empty(1 << 16)
     while True:
         comm.all_reduce(x)
@@ -135,7 +135,7 @@ def test_a_new_job_of_the_name_of_a_killed_one_starts(tmp_path: Path) -> None:
         import os, sys, signal
         import numpy as np
         import ringleader as rl
-        comm = rl.init(timeout=30, start_timeout=30)
+        comm = rl.init(timeout=60, start_timeout=30)
         print(int(comm.all_reduce(np.array([comm.rank + 1]))[0]), flush=True)
         if sys.argv[1] == "die":
             comm.barrier()
@@ -160,7 +160,7 @@ def test_a_new_job_of_the_name_of_a_killed_one_starts(tmp_path: Path) -> None:
         ]  # fmt: skip
         try:
             for process in ranks:
-                out, err = process.communicate(timeout=60)
+                out, err = process.communicate(timeout=200)
                 assert out == "3\n", err
         finally:
             for process in ranks:

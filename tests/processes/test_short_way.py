@@ -260,7 +260,7 @@ def test_more_kinds_of_calls_than_it_remembers(comm: rl.Communicator) -> None:
 
 
 def _every_verb_again(rounds: int) -> list[str]:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     n, rank = comm.size, comm.rank
     wrong = []
     root = n - 1
@@ -317,7 +317,7 @@ def test_every_verb_again_and_again(n: int) -> None:
 
 
 def _late(folder: str) -> str:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     gave_up = Event(folder)
     x = np.ones(3)
     for _ in range(5):

@@ -171,7 +171,7 @@ def _tune(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
     environment["XDG_CONFIG_HOME"] = str(folder)
     done = subprocess.run(
         [sys.executable, *launcher, "-m", "ringleader", "tune", *arguments],
-        env=environment, capture_output=True, text=True, timeout=100, check=False,
+        env=environment, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

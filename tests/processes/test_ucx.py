@@ -21,7 +21,7 @@ TLS = [
 
 
 def _sums(rounds: int) -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     rng = np.random.default_rng(comm.rank)
     for count in (1, 1000, 300_001, 1_000_003)[:rounds]:
         x = rng.integers(-1000, 1000, count)
@@ -54,7 +54,7 @@ def test_net_setting_replaces_only_the_network_half() -> None:
 
 
 def _loop_until_loss(victim: int) -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     x = np.ones(1 << 20, np.float32)
     comm.all_reduce(x, "max")
     started = time.monotonic()
@@ -86,7 +86,7 @@ def test_survivors_of_a_killed_rank_name_it_and_go_on(env: dict[str, str]) -> No
 
 
 def _disagree() -> str:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     try:
         comm.all_reduce(np.ones(4 + comm.rank, np.float32))
     except rl.errors.RingleaderError as error:
@@ -127,7 +127,7 @@ def test_a_completed_operation_needs_nothing_more_from_the_sender(env: dict[str,
 
 def _encoded() -> list[bytes]:
     """Results of every wire format: small, many fragments, chunks that no block divides."""
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     rng = np.random.default_rng(comm.rank)
     results = []
     for wire in ("bf16", "f16", "int8", "onebit"):
@@ -154,7 +154,7 @@ def test_wire_formats_give_the_bits_of_tcp(env: dict[str, str], over_tcp: list[l
 
 
 def _wait_for_late(folder: str) -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     gave_up = {rank: Event(folder, rank) for rank in (0, 2)}
     comm.barrier()
     if comm.rank == 1:

@@ -27,7 +27,7 @@ def world() -> rl.Communicator:
         layout = os.environ["TEST_LAYOUT"]
         rank = int(os.environ["RINGLEADER_RANK"])
         transport = {"shm": "shm", "tcp": "tcp", "mixed": "auto" if rank < 2 else "tcp"}[layout]
-        _comm = rl.init(timeout=30, transport=transport)
+        _comm = rl.init(timeout=60, transport=transport)
         nodes = {"shm": (0, 0, 0, 0), "tcp": (0, 1, 2, 3), "mixed": (0, 0, 1, 2)}[layout]
         assert _comm.nodes == nodes, _comm.nodes
     return _comm

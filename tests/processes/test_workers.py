@@ -25,7 +25,7 @@ _comm: rl.Communicator | None = None
 def world() -> rl.Communicator:
     global _comm
     if _comm is None or _comm.state != "live":
-        _comm = rl.init(timeout=30)
+        _comm = rl.init(timeout=60)
     return _comm
 
 
@@ -163,7 +163,7 @@ def test_wire_formats_in_slices_give_equal_bits(group: rl.WorkerGroup) -> None:
 
 
 def count_workers() -> tuple[int, int]:
-    with rl.init(timeout=30, workers=1 + int(os.environ["RINGLEADER_RANK"])) as comm:
+    with rl.init(timeout=60, workers=1 + int(os.environ["RINGLEADER_RANK"])) as comm:
         x = comm.all_reduce(np.ones(4 * MIN_SLICE, np.uint8))
         return comm.workers, int(x.sum()) // x.size
 
