@@ -143,13 +143,14 @@ bool take(float* x, std::size_t elements, const std::uint32_t* index, std::size_
   return largest < 0x7f800000U;
 }
 
-void scatter_add(float* dst, std::size_t elements, const std::uint32_t* index, const float* value, std::size_t k, float scale) {
+void scatter_add(const Pieces<float>& dst, const std::uint32_t* index, const float* value, std::size_t k, float scale) {
   std::uint32_t largest = 0;
   for (std::size_t j = 0; j < k; ++j) largest = std::max(largest, index[j]);
-  if (k > 0 && largest >= elements)
+  if (k > 0 && largest >= dst.size())
     throw Error(ErrorKind::invalid, "a sparse payload names element " + std::to_string(largest) + " of an array of " +
-                                        std::to_string(elements) + "; ranks must compress arrays of one size");
-  for (std::size_t j = 0; j < k; ++j) dst[index[j]] += scale * value[j];
+                                        std::to_string(dst.size()) + "; ranks must compress arrays of one size");
+  Pieces<float>::Lookup element(dst);
+  for (std::size_t j = 0; j < k; ++j) element[index[j]] += scale * value[j];
 }
 
 }  // namespace ringleader::compress

@@ -21,8 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import adapt, compress, errors
 from ringleader.compress.base import Compressor, Floats, log
+from ringleader.compress.pieces import Pieces
 from ringleader.compress.policy import LEAST_ELEMENTS, Policy
-from ringleader.runtime.compressed import all_reduce_vector
+from ringleader.runtime.compressed import all_reduce_pieces
 from ringleader.torch.futures import WorkFuture
 from ringleader.torch.process_group import ProcessGroupRingleader
 from ringleader.torch.state import arrays_to_tensors, tensors_to_arrays
@@ -215,13 +216,16 @@ class CompressionHook:
             chosen = self.policy.choose(name, x.shape) if compressed else None
             together.setdefault(id(chosen), (chosen, []))[1].append(x)
         for chosen, tensors in together.values():
-            vector = _joined(tensors)
             if chosen is None:
+                vector = _joined(tensors)
                 comm.all_reduce(vector, "avg")
+                _spread(tensors, vector)
             else:
                 chosen.set_shapes(key, [tuple(x.shape) for x in tensors])
-                vector = all_reduce_vector(comm, vector, True, chosen, key, out=vector)
-            _spread(tensors, vector)
+                pieces = _pieces(tensors)
+                all_reduce_pieces(comm, pieces, True, chosen, key)
+                if len(pieces.parts) == 1:
+                    _spread(tensors, pieces.parts[0])
 
 
 class _Several(Policy):
@@ -297,6 +301,13 @@ def _joined(tensors: Sequence[torch.Tensor]) -> Floats:
         block[at : at + x.numel()].view(x.shape).copy_(x.detach())
         at += x.numel()
     return result
+
+
+def _pieces(tensors: Sequence[torch.Tensor]) -> Pieces:
+    """The elements where they lie; of tensors that are not plain vectors of float32, a copy in one piece."""
+    if len(tensors) > 1 and all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors):
+        return Pieces([x.detach().view(-1).numpy() for x in tensors])
+    return Pieces([_joined(tensors)])
 
 
 def _spread(tensors: Sequence[torch.Tensor], vector: Floats) -> None:
