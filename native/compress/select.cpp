@@ -40,14 +40,14 @@ std::uint32_t sampled_threshold(const float* x, std::size_t n, double wanted, do
   return *nth;
 }
 
-// The lower edge of the histogram bin of magnitudes in which the k-th largest lies.
+// The lower edge of the histogram bin of magnitudes in which the k-th largest lies. Small arrays have fewer bins, which fit in the cache.
 std::uint32_t histogram_threshold(const float* x, std::size_t n, std::size_t k) {
-  constexpr unsigned kShift = 15;
-  std::vector<std::size_t> bins(std::size_t{1} << (31 - kShift));
-  for (std::size_t i = 0; i < n; ++i) ++bins[magnitude(x[i]) >> kShift];
+  const unsigned shift = n > 4 * kSample ? 15 : 20;
+  std::vector<std::uint32_t> bins(std::size_t{1} << (31 - shift));
+  for (std::size_t i = 0; i < n; ++i) ++bins[magnitude(x[i]) >> shift];
   std::size_t above = 0, bin = bins.size();
   while (above < k) above += bins[--bin];
-  return static_cast<std::uint32_t>(bin) << kShift;
+  return static_cast<std::uint32_t>(bin) << shift;
 }
 
 // Keeps of `candidates`, ascending indices, those of the k largest; k <= their number.
@@ -92,7 +92,7 @@ void select_top(const float* x, std::size_t elements, std::size_t k, std::uint32
     if (count == room) count = 0;  // it may have stopped early
   }
   if (count < k) {
-    const std::uint32_t least = elements > 4 * kSample ? histogram_threshold(x, elements, k) : 0;
+    const std::uint32_t least = histogram_threshold(x, elements, k);
     candidates.resize(elements + kSpare);
     count = kernels().collect(x, elements, least, candidates.data(), elements);
   }
