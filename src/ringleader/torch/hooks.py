@@ -24,7 +24,7 @@ from ringleader.compress.policy import LEAST_ELEMENTS, Policy
 from ringleader.torch.futures import WorkFuture
 from ringleader.torch.process_group import ProcessGroupRingleader
 from ringleader.torch.state import arrays_to_tensors, tensors_to_arrays
-from ringleader.torch.vectors import average_as_they_are, exact_type, joined, spread
+from ringleader.torch.vectors import average_as_they_are, exact_type, joined, reduce_compressed, spread
 
 __all__ = [
     "AdaptiveHook",
@@ -217,8 +217,7 @@ class CompressionHook:
             if chosen is None:
                 average_as_they_are(comm, tensors)
                 continue
-            chosen.set_shapes(key, [tuple(x.shape) for x in tensors])
-            average_compressed(comm, tensors, chosen, key)
+            reduce_compressed(comm, tensors, True, chosen, key)
 
 
 class _Several(Policy):

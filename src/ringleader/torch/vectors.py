@@ -11,7 +11,7 @@ from ringleader.compress.pieces import Pieces
 from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.compressed import all_reduce_pieces
 
-__all__ = ["average_as_they_are", "average_compressed", "exact_type", "joined", "spread"]
+__all__ = ["average_as_they_are", "exact_type", "joined", "reduce_compressed", "spread"]
 
 
 def exact_type(x: torch.Tensor) -> torch.dtype:
@@ -26,13 +26,17 @@ def average_as_they_are(comm: Communicator, tensors: Sequence[torch.Tensor]) -> 
     spread(tensors, vector)
 
 
-def average_compressed(comm: Communicator, tensors: Sequence[torch.Tensor], compressor: Compressor, key: str) -> None:
-    """Replace tensors by their means over all ranks, compressed as one array; where they lie, if of float32."""
+def reduce_compressed(
+    comm: Communicator, tensors: Sequence[torch.Tensor], average: bool, compressor: Compressor, key: str
+) -> None:
+    """Replace tensors by their means or sums over all ranks, compressed as one array; where they lie, if of float32."""
+    compressor.set_shapes(key, [tuple(x.shape) for x in tensors])
     if all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors):
-        all_reduce_pieces(comm, Pieces([x.detach().view(-1).numpy() for x in tensors]), True, compressor, key)
+        pieces = Pieces([x.detach().view(-1).numpy() for x in tensors])
+        all_reduce_pieces(comm, pieces, average, compressor, key)
         return
     vector = joined(tensors, torch.float32)
-    all_reduce_pieces(comm, Pieces([vector.numpy()]), True, compressor, key)
+    all_reduce_pieces(comm, Pieces([vector.numpy()]), average, compressor, key)
     spread(tensors, vector)
 
 
