@@ -114,8 +114,8 @@ class Reduction:
     def _agree_on_steps(self) -> None:
         """Where ranks must be in the same step, make it the latest of all. Once for each array and communicator.
 
-        They differ after a failure that only some of the ranks saw, or with checkpoints of different steps. Seeds must be
-        the same: sums of what was taken at different places would look like results.
+        They differ after a failure that only some of the ranks saw, or with checkpoints of different steps. Seeds must
+        be the same: sums of what was taken at different places would look like results.
 
         Raises
         ------
