@@ -148,6 +148,9 @@ class PartitionedGradients:
         flat = transport.empty(sum(slot.parameter.numel() for slot in self.slots), first.dtype, first.device)
         flat.zero_()
         views: dict[int, Tensor] = {}
+        for index in order:
+            if not self.slots[index].parameter.numel():  # in no partition
+                views[index] = flat[:0].view(self.slots[index].parameter.shape)
         reductions, at = [], 0
         for part in self.plan.partitions:
             begin = at
@@ -177,6 +180,11 @@ class PartitionedGradients:
         self._pack(slot, view)
         assert self._flight is not None
         self._flight.ready(self._tensor_of[index], self._started)
+
+    def settle(self, _gradient: object = None) -> None:
+        """A backward pass begins, which adds to gradients: none may be in flight. A hook, so it must return None."""
+        if not self._open:  # a hook on a second output comes in the middle of a pass
+            self.finish()
 
     def _begin(self) -> None:
         self.finish()
