@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -63,6 +64,39 @@ def backward_after_backward(path: str) -> list[float]:
             found = [p.grad for p in net.parameters() if p.grad is not None]
             differences.append(worst(found, expected) / scale)
     return differences
+
+
+def loads(path: str) -> tuple[list[float], int]:
+    """What is loaded into an optimizer stays, while a step is due; and copies of the model have no recorder."""
+    with joined(path):
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        model = DataParallel(net, overlap="priority")
+        optimizer = model.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
+        model(torch.ones(1, 2)).sum().backward()
+        twin = copy.deepcopy(net)
+        twin(torch.ones(1, 2))
+        recorded = sum(
+            type(hook).__name__ == "_CalledHook" for m in twin.modules() for hook in m._forward_pre_hooks.values()
+        )
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.load_state_dict(saved)
+        model.synchronize()
+        differences = [
+            (now["momentum_buffer"] - then["momentum_buffer"]).abs().max().item()
+            for now, then in zip(optimizer.state_dict()["state"].values(), saved["state"].values(), strict=True)
+        ]
+        return differences, recorded
+
+
+def test_loading_while_a_step_is_due(ranks: Ranks) -> None:
+    for differences, recorded in ranks.run(loads):
+        assert max(differences) == 0.0 and recorded == 0
 
 
 def test_a_pass_adds_to_gradients_that_have_arrived(ranks: Ranks) -> None:

@@ -227,13 +227,18 @@ def habits(_: str) -> dict[str, list[float]]:
             optimizer.step()
         found[habit] = x.tolist()
         optimizer.zero_grad()
+    y = torch.nn.Parameter(torch.zeros(2))
+    optimizer.add_param_group({"params": [y]})
+    (x * (hvd.rank() + 1.0) + y * (hvd.rank() + 1.0)).sum().backward()
+    optimizer.step()
+    found["parameters later"] = y.tolist()
     hvd.shutdown()
     return found
 
 
 def test_programs_have_different_habits(ranks: Ranks) -> None:
     for found in ranks.run(habits):
-        assert found == {habit: [-6.0, -6.0] for habit in ("scheduler before", "synchronize before", "closure")}
+        assert found == {habit: [-6.0, -6.0] for habit in found} and len(found) == 4
 
 
 def test_training_with_a_compressor_keeps_processes_equal_and_near(ranks: Ranks) -> None:

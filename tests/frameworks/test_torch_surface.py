@@ -75,6 +75,18 @@ def test_operations_that_were_called_in_inference_mode(ranks: Ranks) -> None:
     assert all(ranks.run(inference))
 
 
+def afterwards(path: str) -> list[float]:
+    with joined(path):
+        future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        future.then(lambda done: done.value()).wait()
+    value: list[float] = future.then(lambda done: done.value()[0].tolist()).wait()
+    return value
+
+
+def test_callbacks_after_the_end_of_the_group(ranks: Ranks) -> None:
+    assert ranks.run(afterwards) == [[4.0] * 3] * 4
+
+
 def test_ways_to_make_groups(ranks: Ranks) -> None:
     for rank, found in enumerate(ranks.run(groups)):
         assert found == {

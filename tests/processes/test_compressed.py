@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,8 @@ from compress_support import PLAIN, SIZES, WITH_MEMORY, equal_state, gradient, s
 
 import ringleader as rl
 from ringleader.compress import BF16, FP16, ErrorFeedback, Int8, OneBit, TopK
-from ringleader.runtime.compressed import sent_bytes
+from ringleader.compress.pieces import Pieces
+from ringleader.runtime.compressed import all_reduce_pieces, all_reduce_vector, sent_bytes
 
 _comm: rl.Communicator | None = None
 
@@ -80,6 +83,38 @@ def test_sum_of_updates_and_residuals_is_the_sum_of_gradients(group: rl.WorkerGr
         for result in results:
             _, broken, bound = result[case]
             assert broken <= bound, case
+
+
+# ---------------------------------------------------------------- in pieces
+
+CUTS = (0, 1, 700, 700, 2048, 2100, 4999, 5000)  # also within blocks, and an empty piece
+
+
+def reduce_in_pieces(names: list[str], shapes: list[tuple[int, ...]] | None) -> dict[str, tuple[Any, Any, bool]]:
+    """The results of two steps in one piece and in several, and whether the codecs then remember the same."""
+    comm, results = world(), {}
+    for name in names:
+        codecs = [WITH_MEMORY[name]() for _ in range(2)]
+        for step in range(2):
+            whole, cut = (gradient(5000, step, comm.rank) for _ in range(2))
+            if shapes is not None:
+                for codec in codecs:
+                    codec.set_shapes("", shapes)
+            all_reduce_vector(comm, whole, True, codecs[0], out=whole)
+            ends = np.cumsum([0, *map(math.prod, shapes)]).tolist() if shapes else CUTS
+            parts = [cut[lo:hi].copy() for lo, hi in itertools.pairwise(ends)]  # not side by side
+            all_reduce_pieces(comm, Pieces(parts), True, codecs[1])
+            results[name] = whole, np.concatenate(parts), equal_state(*(codec.state_dict() for codec in codecs))
+    return results
+
+
+@pytest.mark.parametrize("shapes", [None, [(50, 60), (40, 50)]], ids=["any cuts", "matrices"])
+def test_pieces_are_reduced_to_the_bits_of_one(group: rl.WorkerGroup, shapes: list[tuple[int, ...]] | None) -> None:
+    names = [name for name in WITH_MEMORY if shapes is None or name.startswith("powersgd")]
+    for result in group.run(reduce_in_pieces, names, shapes, timeout=100):
+        for name, (whole, cut, alike) in result.items():
+            assert same_bits(whole, cut), name
+            assert alike, name
 
 
 # ---------------------------------------------------------------- without memory

@@ -62,13 +62,20 @@ class _Averaging:
         self._passes: int = options.pop("passes")
         self._sparse_as_dense: bool = options.pop("sparse_as_dense")
         limit = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_THRESHOLD))
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        self._groups = _grouped(parameters, groups, limit)
         self._names = names
+        self._grouping = (groups, limit)
+        self._hooks: list[Any] = []
+        self._regroup()
+
+    def _regroup(self) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        self._groups = _grouped(parameters, *self._grouping)
         self._next = 0
         self._skip = False
         self._synchronized = False
         self._left = {id(p): self._passes for p in parameters}
+        for hook in self._hooks:
+            hook.remove()
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._hook(group))  # type: ignore[no-untyped-call]
             for group in self._groups
@@ -105,6 +112,11 @@ class _Averaging:
         name = f"gradients {group.number}"
         group.handle = operations.grouped_allreduce_async_(gradients, name=name, **self._options)
         self._next += 1
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The optimizer's own; its parameters are averaged from now on. On all processes, between two steps."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._regroup()
 
     def synchronize(self) -> None:
         """Wait until all gradients are averaged, to look at them before ``step()``, which then does not average again.

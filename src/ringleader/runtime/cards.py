@@ -35,6 +35,7 @@ class Card:
     workers: int | None = None  # None: as many as its cores allow
     cores: int = 1
     net: str = "tcp"
+    buffsize: int = 0  # bytes of a staging slot: into how many windows an operation is cut
     told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
 
     @property
@@ -85,6 +86,7 @@ def my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
         shm=config.use_shm,
         transport=config.transport,
         net=config.network,
+        buffsize=config.buffsize,
         channels=config.channels,
         workers=config.workers,
         cores=_core.usable_cores(),

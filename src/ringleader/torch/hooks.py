@@ -21,11 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ringleader import adapt, compress, errors
 from ringleader.compress.base import Compressor, log
 from ringleader.compress.policy import LEAST_ELEMENTS, Policy
-from ringleader.runtime.compressed import all_reduce_vector
 from ringleader.torch.futures import WorkFuture
 from ringleader.torch.process_group import ProcessGroupRingleader
 from ringleader.torch.state import arrays_to_tensors, tensors_to_arrays
-from ringleader.torch.vectors import average_as_they_are, exact_type, joined, spread
+from ringleader.torch.vectors import average_as_they_are, exact_type, joined, reduce_compressed, spread
 
 __all__ = [
     "AdaptiveHook",
@@ -218,11 +217,7 @@ class CompressionHook:
             if chosen is None:
                 average_as_they_are(comm, tensors)
                 continue
-            vector = joined(tensors, torch.float32)
-            chosen.set_shapes(key, [tuple(x.shape) for x in tensors])
-            floats = vector.numpy()
-            all_reduce_vector(comm, floats, True, chosen, key, out=floats)
-            spread(tensors, vector)
+            reduce_compressed(comm, tensors, True, chosen, key)
 
 
 class _Several(Policy):

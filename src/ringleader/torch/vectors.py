@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from ringleader.compress.base import Compressor
+from ringleader.compress.pieces import Pieces
 from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.compressed import all_reduce_pieces
 
-__all__ = ["average_as_they_are", "exact_type", "joined", "spread"]
+__all__ = ["average_as_they_are", "exact_type", "joined", "reduce_compressed", "spread"]
 
 
 def exact_type(x: torch.Tensor) -> torch.dtype:
@@ -20,6 +23,20 @@ def average_as_they_are(comm: Communicator, tensors: Sequence[torch.Tensor]) -> 
     """Replace tensors of one type by their means over all ranks."""
     vector = joined(tensors, exact_type(tensors[0]))
     comm.all_reduce(vector, "avg")
+    spread(tensors, vector)
+
+
+def reduce_compressed(
+    comm: Communicator, tensors: Sequence[torch.Tensor], average: bool, compressor: Compressor, key: str
+) -> None:
+    """Replace tensors by their means or sums over all ranks, compressed as one array; where they lie, if of float32."""
+    compressor.set_shapes(key, [tuple(x.shape) for x in tensors])
+    if all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors):
+        pieces = Pieces([x.detach().view(-1).numpy() for x in tensors])
+        all_reduce_pieces(comm, pieces, average, compressor, key)
+        return
+    vector = joined(tensors, torch.float32)
+    all_reduce_pieces(comm, Pieces([vector.numpy()]), average, compressor, key)
     spread(tensors, vector)
 
 

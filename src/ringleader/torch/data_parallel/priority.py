@@ -24,7 +24,7 @@ from ringleader.torch.data_parallel import errors
 from ringleader.torch.data_parallel.buckets import Slot
 from ringleader.torch.data_parallel.transport import Reduction, Transport
 
-__all__ = ["PartitionedGradients"]
+__all__ = ["PartitionedGradients", "make_no_hook"]
 
 _execution_engine: Any = torch.autograd.Variable._execution_engine
 
@@ -293,7 +293,8 @@ def _no_hook(*_: object) -> None:
     """What a copy of a hook does: the copied module has no gradients on their way."""
 
 
-def _make_no_hook() -> Any:
+def make_no_hook() -> Any:
+    """A hook that does nothing."""
     return _no_hook
 
 
@@ -307,4 +308,4 @@ class _UseHook:
             owner.use(self._indices)
 
     def __reduce__(self) -> Any:
-        return _make_no_hook, ()
+        return make_no_hook, ()
