@@ -103,15 +103,16 @@ with rl.init(timeout=60) as comm:
 
 def test_the_bandwidth_of_the_line_is_found_by_the_way_and_by_probes(hosts: Hosts) -> None:
     shape(hosts, 100)
-    for _ in range(3):  # a pause of a crowded machine makes the line look slower than it is
+    for _ in range(
+        3
+    ):  # a pause of a crowded machine makes the line look slower than it is, or, of the receiver, faster
         found: list[Any] = []
         for code, out, err in outputs(hosts.start_job(MONITOR, [1] * hosts.count)):
             assert code == 0, err
             found.append(json.loads(out))
         rates = [rate for probed, passive, _ in found for rate in (passive, *probed)]
         assert None not in rates
-        assert max(rates) < 1.3 * 12.5e6, found
         assert all(0 < rtt < 5 for _, _, rtt in found), found
-        if min(rates) > 0.3 * 12.5e6:
+        if 0.3 * 12.5e6 < min(rates) and max(rates) < 1.3 * 12.5e6:
             return
     raise AssertionError(f"of 12.5e6 bytes/s: {found}")
