@@ -105,7 +105,7 @@ def test_the_bandwidth_of_the_line_is_found_by_the_way_and_by_probes(hosts: Host
     shape(hosts, 100)
     for _ in range(
         3
-    ):  # a pause of a crowded machine makes the line look slower than it is, or, of the receiver, faster
+    ):  # pauses of a crowded machine make the line look slower, or faster, than it is
         found: list[Any] = []
         for code, out, err in outputs(hosts.start_job(MONITOR, [1] * hosts.count)):
             assert code == 0, err
@@ -113,6 +113,6 @@ def test_the_bandwidth_of_the_line_is_found_by_the_way_and_by_probes(hosts: Host
         rates = [rate for probed, passive, _ in found for rate in (passive, *probed)]
         assert None not in rates
         assert all(0 < rtt < 5 for _, _, rtt in found), found
-        if 0.3 * 12.5e6 < min(rates) and max(rates) < 1.3 * 12.5e6:
+        if min(rates) > 0.3 * 12.5e6 and max(rates) < 1.3 * 12.5e6:
             return
     raise AssertionError(f"of 12.5e6 bytes/s: {found}")
