@@ -103,9 +103,7 @@ with rl.init(timeout=60) as comm:
 
 def test_the_bandwidth_of_the_line_is_found_by_the_way_and_by_probes(hosts: Hosts) -> None:
     shape(hosts, 100)
-    for _ in range(
-        3
-    ):  # pauses of a crowded machine make the line look slower, or faster, than it is
+    for _ in range(3):  # pauses of a crowded machine make the line look slower, or faster, than it is
         found: list[Any] = []
         for code, out, err in outputs(hosts.start_job(MONITOR, [1] * hosts.count)):
             assert code == 0, err
