@@ -2,6 +2,7 @@
 // drives the last two (check_replay.cpp). Inside check only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -123,6 +124,8 @@ class Values {
   static void round(Value& value);
   void round() { round(accumulator_); }
   const Value& accumulator() const { return accumulator_; }
+  // Whether the accumulator holds every rank's contribution once. Looks through all chunks.
+  bool complete() const { return std::find(totals_.begin(), totals_.end(), accumulator_.sum) != totals_.end(); }
   void check_final(const Memory& memory, Report& report) const;
 
  private:

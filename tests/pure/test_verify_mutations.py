@@ -88,6 +88,16 @@ def test_verify_agrees_with_execution(name: str, data: st.DataObject) -> None:
         verify(mutant).raise_if_failed()
 
 
+@pytest.mark.skipif(not LOWERS, reason="the native core is not built")
+def test_a_dead_value_may_pass_through_n_contributions() -> None:
+    """Of n = 4 ranks one contributes four times to a chunk that nobody reads again: it is a result at no time."""
+    original = SAMPLES["reduce_scatter"]()
+    again = original.table[[3, 3, 3]].copy()
+    again["step"] = 1
+    table = np.concatenate([original.table, again])
+    verify(Schedule(original.collective, original.n, original.chunks, table, original.root)).raise_if_failed()
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_transfer_can_be_dropped(name: str) -> None:
     original = SAMPLES[name]()
