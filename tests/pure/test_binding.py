@@ -128,7 +128,7 @@ def test_cards_tell_who_shares_cores():
 
 @pytest.mark.parametrize("text", ["all", "0-", "3-1", "0:", "0::1", "-1", "0,,1", "", "1x", "0-70000", "core:0"])
 def test_what_is_not_a_binding(text):
-    with pytest.raises(InvalidArgument, match="RINGLEADER_BIND=.*expected none, core, or cores of each local rank"):
+    with pytest.raises(InvalidArgument, match=r"RINGLEADER_BIND=.*expected none, core, or cores of each local rank"):
         Config.from_environment({"RINGLEADER_BIND": text})
     with pytest.raises(ValueError):
         parse_bind(text)
