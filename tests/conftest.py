@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def _no_outer_job() -> Iterator[None]:
                 patch.delenv(name)
         patch.setenv("RINGLEADER_TUNING_FILE", "none")  # what somebody has tuned here must not decide a test
         yield
+
+
+def pytest_configure() -> None:
+    """Tests interrupt their processes, which must not inherit an ignored signal (as jobs in the background do)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -63,7 +63,7 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 
 def run(
-    mpi: str, ranks: int, script: Sequence[str], options: Sequence[str] = (), timeout: float = 90, **variables: str
+    mpi: str, ranks: int, script: Sequence[str], options: Sequence[str] = (), timeout: float = 150, **variables: str
 ) -> str:
     """Run to the end; the output of all ranks. A failure or hang fails the test with it."""
     process = start(mpi, ranks, script, options, **variables)

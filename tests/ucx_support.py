@@ -19,5 +19,5 @@ except Exception as error:
 @lru_cache(maxsize=1)
 def why_no_ucx() -> str:
     """Empty if UCX can be used here, else the reason. Tried in another process: UCX leaves threads behind."""
-    done = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, text=True, timeout=200, check=False)
     return done.stdout.strip() or ("" if done.returncode == 0 else done.stderr.strip())

@@ -17,6 +17,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "compress/pieces.hpp"
+
 namespace ringleader::compress {
 
 enum class Scheme : std::uint8_t { bf16, f16, int8, onebit, int4, qsgd8, qsgd4, qsgd2, qsgd8_l2, qsgd4_l2, qsgd2_l2, natural };
@@ -29,11 +31,21 @@ std::size_t encoded_bytes(Scheme scheme, std::size_t elements);
 
 // dst = encoding of src, or, with `error`, of y = src + error; `lost` (may be `error`) becomes y - decoded, and 0 where that is not finite.
 // `scale` (a power of two) multiplies what is encoded; what is lost is that of the unscaled values. `dst` may be null with `lost` or `decoded`.
-// `decoded`, where not null, receives what the encoding stands for, scaled.
-void encode(Scheme scheme, std::uint8_t* dst, const float* src, const float* error, float* lost, float* decoded, std::size_t elements,
-            float scale, std::uint32_t seed);
+// `decoded`, where not null, receives what the encoding stands for, scaled. All in one pass over memory.
+void encode(Scheme scheme, std::uint8_t* dst, const Pieces<const float>& src, const float* error, float* lost, float* decoded, float scale,
+            std::uint32_t seed);
 // dst = decoded, or dst += decoded.
-void decode(Scheme scheme, float* dst, const std::uint8_t* src, std::size_t elements, bool accumulate);
+void decode(Scheme scheme, const Pieces<float>& dst, const std::uint8_t* src, bool accumulate);
+
+// `rows` encodings of arrays of one size, `stride` bytes from the start of one to that of the next: their sum, row by row, times a factor.
+struct Rows {
+  const std::uint8_t* data;
+  std::size_t rows, stride;
+  float factor;
+};
+void decode_sum(Scheme scheme, float* dst, const Rows& rows, std::size_t elements);
+// dst = encoding of that sum plus `error`, where not null, then together with `lost`: as above.
+void encode_sum(Scheme scheme, std::uint8_t* dst, const Rows& rows, const float* error, float* lost, std::size_t elements, std::uint32_t seed);
 
 // ---- sparse. Indices are 32 bits wide: callers keep elements below 2^32.
 
@@ -47,9 +59,9 @@ void select_random(std::size_t elements, std::size_t k, std::uint32_t seed, std:
 // value[j] = x[index[j]], which becomes 0. Whether all values were finite.
 bool take(float* x, std::size_t elements, const std::uint32_t* index, std::size_t k, float* value);
 // dst[index[j]] += scale * value[j]. Throws when an index is out of range (indices come from peers); nothing is written then.
-void scatter_add(float* dst, std::size_t elements, const std::uint32_t* index, const float* value, std::size_t k, float scale);
-// out = a + b elementwise; out may be one of them.
-void add(float* out, const float* a, const float* b, std::size_t elements);
+void scatter_add(const Pieces<float>& dst, const std::uint32_t* index, const float* value, std::size_t k, float scale);
+// out = a * scale + b elementwise; out may be one of them.
+void add(float* out, const float* a, const Pieces<const float>& b, float scale);
 // What is not finite becomes 0.
 void clean(float* x, std::size_t elements);
 

@@ -296,6 +296,10 @@ void add(float* out, const float* a, const float* b, size_t n) {
   for (size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
 }
 
+void scaled_add(float* out, const float* a, float scale, const float* b, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = a[i] * scale + b[i];
+}
+
 void clean(float* x, size_t n) {
   for (size_t i = 0; i < n; ++i) x[i] = finite_or_zero(x[i]);
 }
@@ -358,7 +362,7 @@ const Table RINGLEADER_COMPRESS_TABLE{
         {encode_uniform<2, 512, true, true>, decode_uniform<2, 512>},
         {encode_natural, decode_natural},
     },
-    multiply, residual, add, clean, collect, project, project_back, expand_row, dot, subtract,
+    multiply, residual, add, scaled_add, clean, collect, project, project_back, expand_row, dot, subtract,
 };
 
 }  // namespace ringleader::compress

@@ -40,14 +40,14 @@ std::uint32_t sampled_threshold(const float* x, std::size_t n, double wanted, do
   return *nth;
 }
 
-// The lower edge of the histogram bin of magnitudes in which the k-th largest lies.
+// The lower edge of the histogram bin of magnitudes in which the k-th largest lies. Small arrays have fewer bins, which fit in the cache.
 std::uint32_t histogram_threshold(const float* x, std::size_t n, std::size_t k) {
-  constexpr unsigned kShift = 15;
-  std::vector<std::size_t> bins(std::size_t{1} << (31 - kShift));
-  for (std::size_t i = 0; i < n; ++i) ++bins[magnitude(x[i]) >> kShift];
+  const unsigned shift = n > 4 * kSample ? 15 : 20;
+  std::vector<std::uint32_t> bins(std::size_t{1} << (31 - shift));
+  for (std::size_t i = 0; i < n; ++i) ++bins[magnitude(x[i]) >> shift];
   std::size_t above = 0, bin = bins.size();
   while (above < k) above += bins[--bin];
-  return static_cast<std::uint32_t>(bin) << kShift;
+  return static_cast<std::uint32_t>(bin) << shift;
 }
 
 // Keeps of `candidates`, ascending indices, those of the k largest; k <= their number.
@@ -92,7 +92,7 @@ void select_top(const float* x, std::size_t elements, std::size_t k, std::uint32
     if (count == room) count = 0;  // it may have stopped early
   }
   if (count < k) {
-    const std::uint32_t least = elements > 4 * kSample ? histogram_threshold(x, elements, k) : 0;
+    const std::uint32_t least = histogram_threshold(x, elements, k);
     candidates.resize(elements + kSpare);
     count = kernels().collect(x, elements, least, candidates.data(), elements);
   }
@@ -143,13 +143,14 @@ bool take(float* x, std::size_t elements, const std::uint32_t* index, std::size_
   return largest < 0x7f800000U;
 }
 
-void scatter_add(float* dst, std::size_t elements, const std::uint32_t* index, const float* value, std::size_t k, float scale) {
+void scatter_add(const Pieces<float>& dst, const std::uint32_t* index, const float* value, std::size_t k, float scale) {
   std::uint32_t largest = 0;
   for (std::size_t j = 0; j < k; ++j) largest = std::max(largest, index[j]);
-  if (k > 0 && largest >= elements)
+  if (k > 0 && largest >= dst.size())
     throw Error(ErrorKind::invalid, "a sparse payload names element " + std::to_string(largest) + " of an array of " +
-                                        std::to_string(elements) + "; ranks must compress arrays of one size");
-  for (std::size_t j = 0; j < k; ++j) dst[index[j]] += scale * value[j];
+                                        std::to_string(dst.size()) + "; ranks must compress arrays of one size");
+  Pieces<float>::Lookup element(dst);
+  for (std::size_t j = 0; j < k; ++j) element[index[j]] += scale * value[j];
 }
 
 }  // namespace ringleader::compress

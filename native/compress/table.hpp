@@ -20,6 +20,7 @@ struct Table {
   // e = y - sent * factor, or 0 where that is not finite.
   void (*residual)(float* e, const float* y, const float* sent, float factor, std::size_t n);
   void (*add)(float* out, const float* a, const float* b, std::size_t n);
+  void (*scaled_add)(float* out, const float* a, float scale, const float* b, std::size_t n);
   void (*clean)(float* x, std::size_t n);
   // Indices of the elements whose magnitude, as bits, is at least `least`; stops after `room` of them (which `index` has, and 16 more).
   std::size_t (*collect)(const float* x, std::size_t n, std::uint32_t least, std::uint32_t* index, std::size_t room);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -79,8 +80,8 @@ TEST_CASE("compress: decoding any bytes stays within bounds") {
       std::vector<std::uint8_t> bytes(encoded_bytes(scheme, n));
       for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random());
       std::vector<float> out(n);
-      decode(scheme, out.data(), bytes.data(), n, false);
-      decode(scheme, out.data(), bytes.data(), n, true);
+      decode(scheme, {out.data(), n}, bytes.data(), false);
+      decode(scheme, {out.data(), n}, bytes.data(), true);
     }
   }
 }
@@ -93,20 +94,77 @@ TEST_CASE("compress: what is encoded and what is left over add up") {
       std::vector<float> error = before, decoded(n), again(n);
       std::vector<std::uint8_t> bytes(encoded_bytes(scheme, n));
       std::vector<float> lost(n);
-      encode(scheme, bytes.data(), x.data(), error.data(), lost.data(), nullptr, n, 1.0F, 5);
+      encode(scheme, bytes.data(), {x.data(), n}, error.data(), lost.data(), nullptr, 1.0F, 5);
       CHECK(same(error.data(), before.data(), n * 4));
-      encode(scheme, bytes.data(), x.data(), error.data(), error.data(), nullptr, n, 1.0F, 5);
+      encode(scheme, bytes.data(), {x.data(), n}, error.data(), error.data(), nullptr, 1.0F, 5);
       CHECK(same(error.data(), lost.data(), n * 4));
-      decode(scheme, decoded.data(), bytes.data(), n, false);
+      decode(scheme, {decoded.data(), n}, bytes.data(), false);
       for (std::size_t i = 0; i < n; ++i) {
         if (!std::isfinite(decoded[i])) continue;  // half precision overflows; nothing is kept of that
         const float y = x[i] + before[i];
         CHECK(error[i] == y - decoded[i]);
       }
       error = before;
-      encode(scheme, nullptr, x.data(), error.data(), error.data(), again.data(), n, 1.0F, 5);
+      encode(scheme, nullptr, {x.data(), n}, error.data(), error.data(), again.data(), 1.0F, 5);
       CHECK(same(again.data(), decoded.data(), n * 4));
     }
+  }
+}
+
+TEST_CASE("compress: an array in pieces gives the bits of one in one piece") {
+  const std::size_t n = 5000;
+  const std::size_t cuts[] = {0, 1, 700, 700, 2048, 2049, 4999, n};  // also within blocks, and an empty piece
+  const std::vector<float> x = values(n, 1), before = values(n, 2);
+  Pieces<const float> pieces;
+  for (std::size_t i = 0; i + 1 < std::size(cuts); ++i) pieces.add(x.data() + cuts[i], cuts[i + 1] - cuts[i]);
+  CHECK(pieces.size() == n);
+  std::vector<float> sum(n), want(n);
+  add(want.data(), before.data(), {x.data(), n}, 0.9F);
+  add(sum.data(), before.data(), pieces, 0.9F);
+  CHECK(sum == want);
+  for (int code = 0; code < kSchemeCount; ++code) {
+    const auto scheme = static_cast<Scheme>(code);
+    std::vector<std::uint8_t> bytes(encoded_bytes(scheme, n)), again(bytes.size());
+    std::vector<float> lost(n), lost_again(n), out(n), out_again = before;
+    encode(scheme, bytes.data(), {x.data(), n}, before.data(), lost.data(), nullptr, 1.0F, 5);
+    encode(scheme, again.data(), pieces, before.data(), lost_again.data(), nullptr, 1.0F, 5);
+    CHECK(bytes == again);
+    CHECK(same(lost.data(), lost_again.data(), n * 4));
+    Pieces<float> targets;
+    for (std::size_t i = 0; i + 1 < std::size(cuts); ++i) targets.add(out_again.data() + cuts[i], cuts[i + 1] - cuts[i]);
+    for (const bool accumulate : {false, true}) {
+      decode(scheme, {out.data(), n}, bytes.data(), accumulate);
+      decode(scheme, targets, bytes.data(), accumulate);
+      CHECK(same(out.data(), out_again.data(), n * 4));
+    }
+    const std::uint32_t index[] = {0, 699, 700, 4999, 2048, 0};  // not in order, as peers may send them
+    const float value[] = {1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.0F};
+    scatter_add({out.data(), n}, index, value, 6, 0.5F);
+    scatter_add(targets, index, value, 6, 0.5F);
+    CHECK(same(out.data(), out_again.data(), n * 4));
+  }
+}
+
+TEST_CASE("compress: a sum of encodings, encoded again, is that of the steps one by one") {
+  const std::size_t n = 5000, rows = 3;
+  for (int code = 0; code < kSchemeCount; ++code) {
+    const auto scheme = static_cast<Scheme>(code);
+    const std::size_t bytes = encoded_bytes(scheme, n), stride = bytes + 3;
+    std::vector<std::uint8_t> table(rows * stride, 0xa5), want(bytes), got(bytes);
+    std::vector<float> sum(n), again(n), error = values(n, 9), lost(n), lost_again(n);
+    for (std::size_t row = 0; row < rows; ++row) {
+      const std::vector<float> x = values(n, static_cast<unsigned>(row));
+      encode(scheme, table.data() + row * stride, {x.data(), n}, nullptr, nullptr, nullptr, 1.0F, static_cast<std::uint32_t>(row));
+      decode(scheme, {sum.data(), n}, table.data() + row * stride, row > 0);
+    }
+    for (float& value : sum) value *= 1.0F / 3.0F;
+    const Rows from{table.data(), rows, stride, 1.0F / 3.0F};
+    decode_sum(scheme, again.data(), from, n);
+    CHECK(same(sum.data(), again.data(), n * 4));
+    encode(scheme, want.data(), {sum.data(), n}, error.data(), lost.data(), nullptr, 1.0F, 7);
+    encode_sum(scheme, got.data(), from, error.data(), lost_again.data(), n, 7);
+    CHECK(got == want);
+    CHECK(same(lost.data(), lost_again.data(), n * 4));
   }
 }
 
@@ -139,7 +197,7 @@ TEST_CASE("compress: indices from peers are checked before anything is written")
   std::vector<float> dst(10, 0.0F);
   const std::uint32_t index[] = {1, 4000000000U};
   const float value[] = {1.0F, 1.0F};
-  CHECK_THROWS_AS(scatter_add(dst.data(), 10, index, value, 2, 1.0F), Error);
+  CHECK_THROWS_AS(scatter_add({dst.data(), dst.size()}, index, value, 2, 1.0F), Error);
   CHECK(dst[1] == 0.0F);
 }
 
@@ -201,7 +259,7 @@ TEST_CASE("compress: a projection with an error is that of the sum") {
   const std::size_t rows = 19, columns = 37, rank = 3;
   const std::vector<float> m = values(rows * columns, 1), e = values(rows * columns, 2), q = values(columns * rank, 3);
   std::vector<float> want(rows * columns), sum(rows * columns), p(rows * rank), again(rows * rank);
-  add(want.data(), m.data(), e.data(), want.size());
+  add(want.data(), m.data(), {e.data(), e.size()}, 1.0F);
   project(want.data(), q.data(), p.data(), nullptr, nullptr, rows, columns, rank);
   project(m.data(), q.data(), again.data(), e.data(), sum.data(), rows, columns, rank);
   CHECK(sum == want);

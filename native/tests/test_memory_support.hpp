@@ -94,10 +94,10 @@ int receive_with_fd(int socket, Value& value) {
   return fd;
 }
 
-// True once `condition` holds; false after five seconds.
+// True once `condition` holds; false after half a minute.
 template <class Condition>
 bool eventually(Condition&& condition) {
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (!condition()) {
     if (std::chrono::steady_clock::now() > limit) return false;
     ::usleep(500);

@@ -5,8 +5,8 @@ Every call that may block releases the GIL, and returns to Python at least every
 Errors are raised as the classes given to `set_error_types`.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,6 +290,9 @@ class CompletionQueue:
 
 # ---------------------------------------------------------------- compression (bind/bind_compress.cpp)
 
+# One vector, or several that stand for one.
+_Pieces: TypeAlias = NDArray[np.float32] | Sequence[NDArray[np.float32]]
+
 class compress:  # noqa: N801 - a submodule
     """Kernels of gradient compression (native/compress/compress.hpp) on contiguous arrays of exactly these types."""
 
@@ -301,7 +304,7 @@ class compress:  # noqa: N801 - a submodule
     def encode(
         scheme: str,
         dst: NDArray[np.uint8] | None,
-        src: NDArray[np.float32],
+        src: _Pieces,
         error: NDArray[np.float32] | None = None,
         lost: NDArray[np.float32] | None = None,
         decoded: NDArray[np.float32] | None = None,
@@ -310,7 +313,22 @@ class compress:  # noqa: N801 - a submodule
     ) -> None:
         """dst = encoding of (src + error) * scale; lost = what is lost, unscaled; decoded = what dst stands for."""
     @staticmethod
-    def decode(scheme: str, dst: NDArray[np.float32], src: NDArray[np.uint8], accumulate: bool = False) -> None: ...
+    def decode(scheme: str, dst: _Pieces, src: NDArray[np.uint8], accumulate: bool = False) -> None: ...
+    @staticmethod
+    def decode_sum(scheme: str, dst: NDArray[np.float32], rows: NDArray[np.uint8], factor: float = 1.0) -> None:
+        """dst = factor * the sum, row by row, of what the rows stand for; rows may be longer than their encodings."""
+    @staticmethod
+    def encode_sum(
+        scheme: str,
+        dst: NDArray[np.uint8],
+        rows: NDArray[np.uint8],
+        elements: int,
+        factor: float = 1.0,
+        error: NDArray[np.float32] | None = None,
+        lost: NDArray[np.float32] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """dst = encoding of what decode_sum gives + error; lost = what is lost by that."""
     @staticmethod
     def select(x: NDArray[np.float32], index: NDArray[np.uint32], sampled: bool = False, seed: int = 0) -> int:
         """index = places, ascending, of the len(index) elements of largest magnitude; how many were found."""
@@ -320,12 +338,11 @@ class compress:  # noqa: N801 - a submodule
     def take(x: NDArray[np.float32], index: NDArray[np.uint32], value: NDArray[np.float32]) -> bool:
         """value = x[index], which become 0 there. Whether all were finite."""
     @staticmethod
-    def scatter_add(
-        dst: NDArray[np.float32], index: NDArray[np.uint32], value: NDArray[np.float32], scale: float = 1.0
-    ) -> None:
+    def scatter_add(dst: _Pieces, index: NDArray[np.uint32], value: NDArray[np.float32], scale: float = 1.0) -> None:
         """dst[index] += scale * value. Raises errors.invalid for an index out of range; nothing is written then."""
     @staticmethod
-    def add(out: NDArray[np.float32], a: NDArray[np.float32], b: NDArray[np.float32]) -> None: ...
+    def add(out: NDArray[np.float32], a: NDArray[np.float32], b: _Pieces, scale: float = 1.0) -> None:
+        """out = scale * a + b."""
     @staticmethod
     def clean(x: NDArray[np.float32]) -> None:
         """What is not finite becomes 0."""

@@ -104,7 +104,7 @@ def communicator() -> rl.Communicator:
     """This process's communicator of all ranks, made at the first call."""
     global _comm
     if _comm is None or _comm.state != "live":
-        _comm = rl.init(timeout=30)
+        _comm = rl.init(timeout=60)
     return _comm
 
 

@@ -37,7 +37,7 @@ class _Engine(CollectiveConformance):
                 cls.group.close()
             cls.group = rl.WorkerGroup(n, transport=self.transport, env=self.env)
         try:
-            failures = cls.group.run(drive.run_cases, batch, self.registered, timeout=100)
+            failures = cls.group.run(drive.run_cases, batch, self.registered, timeout=150)
             return [failure for rank in failures for failure in rank]
         except BaseException:
             cls.group.close(force=True)

@@ -35,7 +35,7 @@ class World:
             self.close(force=True)
             raise AssertionError(f"{mpi}, {ranks} ranks did not start: {self._process.communicate()[0]}") from error
 
-    def ask(self, function: str, *arguments: Any, timeout: float = 100) -> list[Any]:
+    def ask(self, function: str, *arguments: Any, timeout: float = 150) -> list[Any]:
         """What a function of mpi_rank returns on all ranks."""
         self._connection.send((function, *arguments))
         if not self._connection.poll(timeout):

@@ -28,5 +28,5 @@ def batch() -> list[Case]:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_every_parameter_runs(transport: str) -> None:
     with rl.WorkerGroup(RANKS, transport=transport) as group:
-        failures = [failure for rank in group.run(drive.run_cases, batch(), timeout=100) for failure in rank]
+        failures = [failure for rank in group.run(drive.run_cases, batch(), timeout=150) for failure in rank]
     assert not failures, "\n".join(failures[:20])

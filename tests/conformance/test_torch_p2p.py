@@ -56,7 +56,7 @@ class TestTorch(CollectiveConformance):
             cls.group = rl.WorkerGroup(n)
             cls.meeting = tempfile.mkdtemp(dir=cls.folder)  # a place of its own: torch's file stores are used once
         try:
-            return list(cls.group.run(function, cls.meeting, *arguments, timeout=100))
+            return list(cls.group.run(function, cls.meeting, *arguments, timeout=150))
         except BaseException:
             cls.group.close(force=True)
             cls.group = None

@@ -360,27 +360,6 @@ def test_a_rank_that_catches_its_error_stays_in_step(ranks: Ranks) -> None:
     assert results[0][1] == results[1][1] == results[2][1]
 
 
-def leaves(path: str, overlap: str) -> str:
-    with joined(path, seconds=30.0) as (rank, _):
-        model = DataParallel(small(), bucket_cap_mb=0.0001, overlap=overlap)  # type: ignore[arg-type]
-        try:
-            for step in range(6):
-                if rank == 2 and step == 4:
-                    return "gone"
-                model(batch(step, rank)).sum().backward()
-        except RuntimeError as error:
-            assert isinstance(error, errors.RingleaderError)
-            return str(error)
-    return "nothing"
-
-
-@pytest.mark.parametrize("overlap", ["fixed", "plan"])
-def test_a_rank_that_leaves_is_named(ranks: Ranks, overlap: str) -> None:
-    told = ranks.run(leaves, overlap)
-    assert told[2] == "gone"
-    assert "rank 2" in told[0] and "rank 2" in told[1]
-
-
 # ------------------------------------------------------------------------------------------------------ compiled
 
 

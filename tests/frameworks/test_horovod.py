@@ -201,6 +201,46 @@ def test_training_equals_one_process_with_all_the_data(ranks: Ranks, passes: int
             assert torch.allclose(w, p, atol=1e-6)
 
 
+def habits(_: str) -> dict[str, list[float]]:
+    """Weights after one step of 1 by what programs do differently; gradients are the rank's number + 1."""
+    hvd.init()
+    found = {}
+    for habit in ("scheduler before", "synchronize before", "closure"):
+        x = torch.nn.Parameter(torch.zeros(2))
+        plain = torch.optim.SGD([x], lr=1.0)
+        if habit == "scheduler before":
+            torch.optim.lr_scheduler.StepLR(plain, 4)
+        optimizer = hvd.DistributedOptimizer(plain, [("x", x)], op=hvd.Sum)
+
+        def closure(x: Any = x, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = (x * (hvd.rank() + 1.0)).sum()
+            loss.backward()
+            return loss
+
+        if habit == "closure":
+            assert optimizer.step(closure) == 0.0
+        else:
+            closure()
+            if habit == "synchronize before":
+                optimizer.synchronize()
+            optimizer.step()
+        found[habit] = x.tolist()
+        optimizer.zero_grad()
+    y = torch.nn.Parameter(torch.zeros(2))
+    optimizer.add_param_group({"params": [y]})
+    (x * (hvd.rank() + 1.0) + y * (hvd.rank() + 1.0)).sum().backward()
+    optimizer.step()
+    found["parameters later"] = y.tolist()
+    hvd.shutdown()
+    return found
+
+
+def test_programs_have_different_habits(ranks: Ranks) -> None:
+    for found in ranks.run(habits):
+        assert found == {habit: [-6.0, -6.0] for habit in found} and len(found) == 4
+
+
 def test_training_with_a_compressor_keeps_processes_equal_and_near(ranks: Ranks) -> None:
     ((near, _), *_) = ranks.run(train, hvd.Compression.none, 1, 1)
     ((weights, equal), *_) = ranks.run(train, compress.ErrorFeedback(compress.Int8()), 1, 1)
@@ -241,6 +281,9 @@ def test_wrong_arguments_are_named() -> None:
         hvd.alltoall(x, splits=[3])
     with pytest.raises(rl.errors.UnsupportedType, match="sparse"):
         hvd.allreduce_(x.to_sparse())
+    known = hvd.add_process_set([0])
+    with pytest.raises(rl.errors.InvalidArgument, match=r"\[0\] is registered already"):
+        hvd.add_process_set(known)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(rl.errors.InvalidArgument, match="a more than once"):

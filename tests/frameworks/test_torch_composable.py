@@ -8,18 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_torch_operations import (
+from operations_support import (
     check_all_gather_in_place,
     check_all_reduce,
     check_all_to_all,
-    check_coalesced,
     check_copies,
-    check_functional,
     check_not_contiguous,
-    check_objects,
     check_reduce_scatter,
-    check_sparse,
 )
+from test_torch_operations import check_coalesced, check_functional, check_objects, check_sparse
 from torch_support import Ranks, joined
 
 from ringleader import errors

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch_support import Ranks, data, joined, place
+from torch_support import Ranks, data, events, joined, place
 
 import ringleader as rl
-from ringleader.torch.devices import HostBuffers, HostDevice, StreamThreads, register_device
+from ringleader.torch.devices import StreamThreads, register_device
 
 SHAPES = [(0,), (), (7,), (3, 5), (33, 129), (5000,)]
 TYPES = [
@@ -204,6 +204,22 @@ def test_messages(ranks: Ranks) -> None:
     ranks.run(messages)
 
 
+def inference(path: str) -> bool:
+    with staged(path, MIXED) as (rank, n, _):
+        with torch.inference_mode():
+            outs = [torch.zeros(5) for _ in range(n)]
+            x = torch.full((3000,), float(rank))
+            works = [dist.all_gather(outs, torch.full((5,), float(rank)), async_op=True)]
+            works.append(dist.all_reduce(x, async_op=True))
+        for work in works:
+            work.wait()
+        return bool(x[0] == n * (n - 1) / 2) and [out[4].item() for out in outs] == list(range(n))
+
+
+def test_operations_that_were_called_in_inference_mode(ranks: Ranks) -> None:
+    assert all(ranks.run(inference))
+
+
 # ------------------------------------------------------------------------------------------------------------ order
 
 
@@ -362,9 +378,10 @@ def test_errors_come_from_wait(ranks: Ranks) -> None:
 
 
 def late(path: str) -> tuple[str, float]:
+    gave_up = events(path, (1, 2, 3))
     with staged(path, MIXED, latency=0.001) as (rank, _, _group):
         if rank == 0:
-            time.sleep(4)
+            assert all(event.wait() for event in gave_up.values())
             return "", 0.0
         begun = time.perf_counter()
         work = dist.all_reduce(torch.ones(3000), async_op=True)
@@ -373,6 +390,7 @@ def late(path: str) -> tuple[str, float]:
             work.wait(timedelta(seconds=0.5))
         except rl.errors.CollectiveTimeout as error:
             text = str(error)
+        gave_up[rank].set()
         return text, time.perf_counter() - begun
 
 
@@ -415,56 +433,3 @@ def test_an_error_of_the_device_is_the_works(ranks: Ranks) -> None:
     own = texts.pop(1)
     assert "rank 1's device failed: ZeroDivisionError" in own or "brought to the host or back: ZeroDivisionError" in own
     assert all("rank 1's device failed: ZeroDivisionError" in text or "PeerLost" in text for text in texts), texts
-
-
-# ------------------------------------------------------------------------------------------------------- host memory
-
-
-def test_host_memory_is_used_again_after_its_events() -> None:
-    device = StreamThreads()
-    buffers = HostBuffers(device, kept=16384)
-    first = buffers.take(5000)
-    assert first.numel() == 8192 and first.data_ptr() % 4096 == 0
-    device.enqueue(device.up, lambda: time.sleep(0.3))
-    event = device.record(device.up)
-    buffers.give(first, [event])
-    other = buffers.take(5000)
-    assert other.data_ptr() != first.data_ptr()
-    event.synchronize()
-    assert buffers.take(8192).data_ptr() == first.data_ptr()
-    for buffer in [buffers.take(8192) for _ in range(5)]:
-        buffers.give(buffer, [])
-    assert buffers._kept == 16384
-
-
-def test_registered_memory_is_given_back() -> None:
-    class Counting(HostDevice):
-        def __init__(self) -> None:
-            self.now: set[int] = set()
-
-        def register(self, memory: torch.Tensor) -> bool:
-            self.now.add(memory.data_ptr())
-            return True
-
-        def unregister(self, ptr: int) -> None:
-            self.now.remove(ptr)
-
-    from ringleader import _core
-
-    device = Counting()
-    used = _core.arena_used()
-    buffers = HostBuffers(device, kept=0)
-    view = buffers.take(10000)[100:200].view(torch.float32)
-    assert len(device.now) == 1 and _core.arena_used() > used
-    del view
-    assert not device.now and _core.arena_used() == used
-
-
-def test_cpu_groups_have_no_detour() -> None:
-    dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
-    group: Any = dist.distributed_c10d._get_default_group()
-    try:
-        assert group._detour is None or torch.cuda.is_available()
-        assert torch.device("cpu") in group._device_types
-    finally:
-        dist.destroy_process_group()

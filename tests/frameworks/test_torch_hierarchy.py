@@ -261,7 +261,7 @@ def disagreeing(path: str) -> str:
 def lost(path: str) -> str:
     import os
 
-    with joined(path, seconds=6.0, pg_options={"inside": "gloo", "hosts": [0, 0, 1, 1]}) as (rank, _):
+    with joined(path, seconds=10.0, pg_options={"inside": "gloo", "hosts": [0, 0, 1, 1]}) as (rank, _):
         dist.all_reduce(torch.ones(5))
         if rank == 3:
             os._exit(7)

@@ -205,6 +205,44 @@ def test_gradients_keep_their_type(ranks: Ranks) -> None:
         assert found == {name: ["torch.bfloat16"] for name in HOOKS}
 
 
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.ones(40, 40, dtype=torch.complex64))
+        self.real = nn.Parameter(torch.ones(40, 40, dtype=torch.float64))
+        self.vector = nn.Parameter(torch.full((40,), 1 / 3, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return (x @ self.turn).abs().sum() + (x.real.double() @ self.real * self.vector).sum()
+
+
+def other_types(path: str, name: str) -> list[float]:
+    """What is not compressed keeps all digits; of complex gradients every number arrives."""
+    make = {"topk": lambda: hooks.topk(1.0), "adaptive": hooks.adaptive}[name]
+    with joined(path) as (rank, n):
+        model = DistributedDataParallel(Complex())
+        make().register(model)
+        x = torch.randn(2, 40, dtype=torch.complex64, generator=torch.Generator().manual_seed(rank))
+        worst = [0.0, 0.0]
+        for _ in range(3):
+            model.zero_grad()
+            model(x).backward()
+            own = torch.autograd.grad(model.module(x), [model.module.turn, model.module.vector])
+            for i, (mean, found) in enumerate(
+                zip(own, (model.module.turn.grad, model.module.vector.grad), strict=True)
+            ):
+                torch.distributed.all_reduce(mean)
+                worst[i] = max(worst[i], float((found - mean / n).abs().max() / mean.abs().max()))
+            assert float(model.module.turn.grad.imag.abs().max()) > 0.01
+        return worst
+
+
+@pytest.mark.parametrize("name", ["topk", "adaptive"])
+def test_other_types_are_exact(ranks: Ranks, name: str) -> None:
+    for turn, vector in ranks.run(other_types, name):
+        assert turn < 1e-5 and vector < 1e-14
+
+
 def chosen(path: str) -> tuple[dict[str, bool], list[int]]:
     """Which gradients are exact, and how many elements are remembered by each compressor of the policy."""
     with joined(path) as (rank, _):
@@ -263,7 +301,7 @@ def fails(path: str) -> str:
         def encode(self, *args: Any) -> None:
             raise RuntimeError("the kernel is broken")
 
-    with joined(path, seconds=5) as (rank, _):
+    with joined(path) as (rank, _):
         model, optimiser = model_of(hooks.compressed(Broken()))
         try:
             train(model, optimiser, rank, range(3))

@@ -17,7 +17,7 @@ import report  # noqa: E402
 def suite(journal: Path, *arguments: str) -> tuple[int, str]:
     """A run of some tests on two ranks, without the table."""
     command = [sys.executable, str(FOLDER / "run.py"), "--no-report", "--journal", str(journal), "--ranks", "2"]
-    run = subprocess.run([*command, "--jobs", "1", *arguments], capture_output=True, text=True, timeout=110)
+    run = subprocess.run([*command, "--jobs", "1", *arguments], capture_output=True, text=True, timeout=200)
     return run.returncode, run.stdout
 
 

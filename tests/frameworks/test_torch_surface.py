@@ -53,6 +53,40 @@ def groups(path: str) -> dict[str, float]:
         return found
 
 
+def inference(path: str) -> bool:
+    """Results that are copied into tensors of inference mode, by other threads, and after the mode has ended."""
+    with joined(path) as (rank, n):
+        expected = [torch.full((2, 3), float(r)) for r in range(n)]
+        with torch.inference_mode():
+            lists = [[torch.zeros(3, 2).t() for _ in range(n)] for _ in range(2)]
+            works = [dist.all_gather(out, torch.full((2, 3), float(rank)), async_op=True) for out in lists]
+            turned = torch.full((2, 3), float(rank)).t()
+            works.append(dist.all_reduce(turned, async_op=True))
+        works[1].get_future().wait()  # another thread makes the copies
+        for work in works:
+            work.wait()
+        sums = torch.full((3, 2), n * (n - 1) / 2)
+        return all(torch.equal(x, y) for out in lists for x, y in zip(out, expected, strict=True)) and bool(
+            torch.equal(turned, sums)
+        )
+
+
+def test_operations_that_were_called_in_inference_mode(ranks: Ranks) -> None:
+    assert all(ranks.run(inference))
+
+
+def afterwards(path: str) -> list[float]:
+    with joined(path):
+        future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        future.then(lambda done: done.value()).wait()
+    value: list[float] = future.then(lambda done: done.value()[0].tolist()).wait()
+    return value
+
+
+def test_callbacks_after_the_end_of_the_group(ranks: Ranks) -> None:
+    assert ranks.run(afterwards) == [[4.0] * 3] * 4
+
+
 def test_ways_to_make_groups(ranks: Ranks) -> None:
     for rank, found in enumerate(ranks.run(groups)):
         assert found == {
@@ -180,6 +214,6 @@ def test_debug_level_detail(tmp_path: Path) -> None:
         for r in range(2)
     ]
     for process in started:
-        out, problem = process.communicate(timeout=100)
+        out, problem = process.communicate(timeout=200)
         assert process.returncode == 0, problem
         assert "said:" in out and "(3,)" in out and "(4,)" in out

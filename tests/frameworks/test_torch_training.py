@@ -195,7 +195,7 @@ def test_communication_hooks(ranks: Ranks, hook: str) -> None:
 def errors_in_ddp(path: str) -> list[str]:
     """Rank 3 stops in the middle: the others' backward raises; a new group works."""
     texts = []
-    with contextlib.suppress(RuntimeError), joined(path, seconds=2.0) as (rank, _):
+    with contextlib.suppress(RuntimeError), joined(path) as (rank, _):
         for hook in (False, True):
             torch.manual_seed(4)
             model = DistributedDataParallel(Ragged(), bucket_cap_mb=0.001)
@@ -374,7 +374,7 @@ def compiled(path: str) -> tuple[float, float]:
 
 
 def test_compiled_ddp_and_collectives(ranks: Ranks) -> None:
-    for ddp, collective in ranks.run(compiled, timeout=110.0):
+    for ddp, collective in ranks.run(compiled, timeout=200.0):
         assert ddp < 1e-6 and collective == 0.0
 
 

@@ -6,13 +6,14 @@ import contextlib
 import inspect
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from meeting_support import Event
 
 import ringleader as rl
 
@@ -21,7 +22,7 @@ torch.set_num_threads(1)
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 """The release of torch, for what only later ones have."""
 
-_PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+_PATHS = [*map(str, Path(__file__).parents[:2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_PATHS)}
 
 
@@ -33,7 +34,7 @@ class Ranks:
         self._env = {**ENV, **env}
         self._group: rl.WorkerGroup | None = None
 
-    def run(self, fn: Any, *args: Any, timeout: float = 60.0) -> list[Any]:
+    def run(self, fn: Any, *args: Any, timeout: float = 150.0) -> list[Any]:
         """`fn(store_path, *args)` on every rank."""
         if self._group is None:
             self._group = rl.WorkerGroup(self.size, env=self._env)
@@ -66,7 +67,7 @@ def timed_barrier(seconds: float) -> None:
 
 @contextlib.contextmanager
 def joined(
-    path: str, backend: str = "ringleader", seconds: float = 20.0, ranks: tuple[int, int] | None = None, **more: Any
+    path: str, backend: str = "ringleader", seconds: float = 60.0, ranks: tuple[int, int] | None = None, **more: Any
 ) -> Iterator[tuple[int, int]]:
     """The default process group of all ranks; destroyed at the end."""
     rank, size = ranks or place()
@@ -82,6 +83,11 @@ def joined(
         yield rank, size
     finally:
         dist.destroy_process_group()
+
+
+def events(path: str, ranks: Iterable[int]) -> dict[int, Event]:
+    """An event of each of the ranks, for a check that `Ranks.run` gave `path`."""
+    return {rank: Event(Path(path).parent, rank) for rank in ranks}
 
 
 def data(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:

@@ -94,7 +94,7 @@ class Hosts:
         return processes
 
 
-def outputs(processes: list[subprocess.Popen[str]], timeout: float = 90) -> list[tuple[int, str, str]]:
+def outputs(processes: list[subprocess.Popen[str]], timeout: float = 150) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each."""
     results = []
     for process in processes:

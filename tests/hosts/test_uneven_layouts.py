@@ -68,7 +68,7 @@ with rl.init(timeout=60) as comm:
 )
 def test_uneven_hosts_and_lengths(hosts: Hosts, layout: tuple[int, ...]) -> None:
     nodes = [node for node, ranks in enumerate(layout) for _ in range(ranks)]
-    for code, out, err in outputs(hosts.start_job(EVERYTHING, layout), timeout=110):
+    for code, out, err in outputs(hosts.start_job(EVERYTHING, layout)):
         assert code == 0, err
         seen = json.loads(out)
         assert seen["nodes"] == nodes

@@ -99,6 +99,7 @@ def test_arena_memory_is_zero_aligned_and_returned() -> None:
     assert (fd, size, identity) == _core.arena_info()
     assert len(identity) == 16
     assert os.fstat(fd).st_size == size
+    gc.collect()  # what earlier tests have left goes now
     used, held = _core.arena_used(), blocks()
     for nbytes, align in [(1, 64), (100, 64), (5000, 4096), (3 * MIB + 7, 64), (10, 2 * MIB)]:
         ptr = _core.arena_alloc(nbytes, align)
@@ -110,7 +111,7 @@ def test_arena_memory_is_zero_aligned_and_returned() -> None:
         assert blocks() > held or nbytes <= 4096  # a small one may lie in a page that is held already
         _core.arena_free(ptr)
         assert _core.arena_used() == used
-        assert blocks() == held
+        assert eventually(lambda: blocks() <= held)
 
 
 def test_other_memory_is_not_contained() -> None:

@@ -228,7 +228,7 @@ print(_core.kernel_isa(), digest.hexdigest())
 def run_with_isa(isa: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RINGLEADER_ISA": isa}
     return subprocess.run(
-        [sys.executable, "-c", HASH], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", HASH], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ _world: rl.Communicator | None = None
 _parts: dict[tuple[int, ...], rl.Communicator | None] = {}
 
 
-def world(timeout: float = 30) -> rl.Communicator:
+def world(timeout: float = 60) -> rl.Communicator:
     """This process's communicator of all ranks, made anew after a failure (which all ranks must have seen)."""
     global _world
     if _world is None or _world.state != "live":
@@ -65,7 +64,7 @@ class Workers:
         self.transport = transport
         self._group: rl.WorkerGroup | None = None
 
-    def run(self, fn: Any, *args: Any, timeout: float = 100) -> list[Any]:
+    def run(self, fn: Any, *args: Any, timeout: float = 150) -> list[Any]:
         if self._group is None:
             self._group = rl.WorkerGroup(self.n, transport=self.transport)
         try:
@@ -74,7 +73,7 @@ class Workers:
             self.close()
             raise
 
-    def outcomes(self, fn: Any, *args: Any, timeout: float = 100, grace: float = 60) -> list[Any]:
+    def outcomes(self, fn: Any, *args: Any, timeout: float = 150, grace: float = 60) -> list[Any]:
         """Like `run` for functions that kill ranks: the next call starts new processes."""
         try:
             if self._group is None:
@@ -105,13 +104,3 @@ def descriptors() -> int:
 def resident() -> int:
     """Resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def wait_until(condition: Any, seconds: float = 30) -> bool:
-    """Whether `condition()` became true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True

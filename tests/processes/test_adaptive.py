@@ -45,7 +45,7 @@ def group(request: pytest.FixtureRequest) -> Any:
     [(100_003, "float32", "sum"), (5, "int64", "max"), (0, "float32", "sum"), (7, "float64", "sum")],
 )
 def test_exact_on_all_ranks_by_the_same_ways(group: rl.WorkerGroup, elements: int, dtype: str, op: str) -> None:
-    results = group.run(_exact, elements, dtype, op, timeout=100)
+    results = group.run(_exact, elements, dtype, op, timeout=150)
     assert all(right for _, _, right in results)
     used, history, _ = results[0]
     assert all(result[:2] == (used, history) for result in results)
@@ -83,7 +83,7 @@ def _slow_down(reduce: rl.adapt.AdaptiveAllReduce) -> None:
 
 def test_a_lossy_format_that_is_allowed_is_used_by_all_ranks_at_once() -> None:
     with rl.WorkerGroup(3, transport="tcp") as group:
-        results = group.run(_lossy, "int8", timeout=100)
+        results = group.run(_lossy, "int8", timeout=150)
         assert len({result[3] for result in results}) == 1  # equal bits
         assert results[0][0] == {"f32", "int8"}
         assert 0 < results[0][1] < 0.2
@@ -115,7 +115,7 @@ def _conservation() -> float:
 
 def test_what_error_feedback_remembers_is_sent_when_the_format_changes() -> None:
     with rl.WorkerGroup(2, transport="tcp") as group:
-        assert max(group.run(_conservation, timeout=100)) < 1e-4
+        assert max(group.run(_conservation, timeout=150)) < 1e-4
 
 
 def _overlapped() -> tuple[bool, list[str]]:
@@ -133,7 +133,7 @@ def _overlapped() -> tuple[bool, list[str]]:
 
 
 def test_beside_other_collectives(group: rl.WorkerGroup) -> None:
-    results = group.run(_overlapped, timeout=100)
+    results = group.run(_overlapped, timeout=150)
     assert all(right for right, _ in results)
     assert len({tuple(history) for _, history in results}) == 1
 
@@ -148,7 +148,7 @@ def _disagree() -> str:
 
 
 def test_ranks_that_allow_different_things_are_told_so(group: rl.WorkerGroup) -> None:
-    texts = group.run(_disagree, timeout=60)
+    texts = group.run(_disagree, timeout=150)
     assert all("differ between ranks" in text and "int8" in text for text in texts)
 
 
@@ -175,7 +175,7 @@ def _log_and_no_overlap() -> tuple[list[str], str]:
 
 
 def test_changes_are_logged(group: rl.WorkerGroup) -> None:
-    results = group.run(_log_and_no_overlap, timeout=60)
+    results = group.run(_log_and_no_overlap, timeout=150)
     assert all("overlap=True" in refused for _, refused in results)
 
 
@@ -198,7 +198,7 @@ def _monitored(late: float) -> tuple[dict[str, Any], dict[str, Any], str]:
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_the_network_from_the_engines_counters(transport: str) -> None:
     with rl.WorkerGroup(3, transport=transport) as group:
-        results = group.run(_monitored, 0.3, timeout=60)
+        results = group.run(_monitored, 1.0, timeout=150)
     for rank, (raw, raw_after, text) in enumerate(results):
         before, after = Network.from_json(raw), Network.from_json(raw_after)
         assert [peer.rank for peer in before.peers] == [each for each in range(3) if each != rank]
@@ -218,7 +218,7 @@ def test_the_network_from_the_engines_counters(transport: str) -> None:
         if rank != 1:
             late = {peer.rank: peer for peer in after.peers}[1]
             assert late.waits >= 1
-            assert 0.2 < late.longest_wait < 20
+            assert 0.5 < late.longest_wait < 30
             assert after.stragglers()[0].rank == 1
 
 
@@ -235,8 +235,9 @@ def _probing() -> tuple[list[bool], int, float]:
 
 def test_probes_are_made_by_all_ranks_together_when_idle_and_within_their_budget() -> None:
     with rl.WorkerGroup(3, transport="tcp") as group:
-        results = group.run(_probing, timeout=60)
-    said, found, seconds = results[0]
+        results = group.run(_probing, timeout=150)
+    said, found, _ = results[0]
+    seconds = max(each[2] for each in results)
     assert all(each[0] == said for each in results)
     assert not said[0]
     assert 1 <= sum(said) <= 0.1 * seconds / 0.02
@@ -255,7 +256,7 @@ def _published(path: str) -> int:
 
 def test_snapshots_appear_and_go(tmp_path: Path) -> None:
     with rl.WorkerGroup(2, env={"RINGLEADER_MONITOR": str(tmp_path)}) as group:
-        assert group.run(_published, str(tmp_path), timeout=60) == [2, 2]
+        assert group.run(_published, str(tmp_path), timeout=150) == [2, 2]
     assert not list(tmp_path.glob("*.json"))
 
 

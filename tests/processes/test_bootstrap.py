@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from meeting_support import PROMPT, wait_until
 
 from ringleader.errors import CollectiveTimeout, InvalidArgument, OutOfMemory, RendezvousError, RingleaderError
 from ringleader.runtime import bootstrap, links
@@ -192,7 +193,10 @@ def test_nothing_leaks_on_success_or_failure():
             g.core.close()
         form(3, group=f"bad{i}", factory=out_of_memory)
         form(3, group=f"secret{i}", secrets={2: b"another secret.."})
-    assert (descriptors(), threading.active_count()) == (before, threads)
+    assert wait_until(lambda: (descriptors(), threading.active_count()) == (before, threads)), (
+        descriptors() - before,
+        threading.active_count() - threads,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ failures
@@ -200,12 +204,12 @@ def test_nothing_leaks_on_success_or_failure():
 
 def test_a_late_rank_is_named_by_all():
     started = time.monotonic()
-    results = form(4, timeout=1.0, delays={2: 2.0})
+    results = form(4, timeout=1.5, delays={2: 2.5})
     elapsed = time.monotonic() - started
     assert all(isinstance(r, CollectiveTimeout) and r.ranks == (2,) for r in results), results
     for rank in (0, 1, 3):
-        assert "rank 2 did not arrive at group 'g' within 1.0 s (have: 0, 1, 3)" in str(results[rank])
-    assert elapsed < 10  # the late one learns it from the store, it does not wait on
+        assert "rank 2 did not arrive at group 'g' within 1.5 s (have: 0, 1, 3)" in str(results[rank])
+    assert elapsed < PROMPT  # the late one learns it from the store, it does not wait on
     assert all(not isinstance(g, RingleaderError) for g in form(4, timeout=20.0, delays={2: 0.5}, group="patient"))
 
 
@@ -226,7 +230,7 @@ def test_the_failure_of_one_rank_is_raised_by_all_at_once():
 
     started = time.monotonic()
     results = form(4, timeout=60.0, factory=factory)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < PROMPT
     assert isinstance(results[2], OutOfMemory)
     for rank in (0, 1, 3):
         assert "5 bytes, 3 are free" in str(results[rank]) and "reported by rank 2" in str(results[rank])
@@ -311,11 +315,12 @@ def test_strangers_at_the_listeners_do_not_disturb(monkeypatch):
         return unix, tcp, selection
 
     monkeypatch.setattr(bootstrap, "_listen", listen_among_strangers)
+    monkeypatch.setattr(links, "STRANGER_LIMIT", 60.0)
     started = time.monotonic()
-    for g in form(3, timeout=30.0):
+    for g in form(3, timeout=90.0):
         assert not isinstance(g, RingleaderError), g
         g.core.close()
-    assert time.monotonic() - started < 4.5  # nobody waited for a stranger's limit
+    assert time.monotonic() - started < PROMPT  # nobody waited for a stranger's limit
     for sock in strangers:
         sock.close()
 
@@ -327,25 +332,29 @@ def test_a_second_claim_of_a_rank_is_refused():
     where = listener.getsockname()
     target = links.Target(socket.AF_INET, where, "there")
     keys = {links.Key(1, links.Purpose.CONTROL), links.Key(2, links.Purpose.CONTROL)}
-    common = {"secret": SECRET, "group": "g", "timeout": 20.0, "check": lambda: None, "advice": "none"}
+    common = {"secret": SECRET, "group": "g", "timeout": 60.0, "check": lambda: None, "advice": "none"}
     results: list[object] = []
 
-    def claim(rank, delay):
-        time.sleep(delay)
+    def refused():
+        return [r for r in results if isinstance(r, AuthenticationError)]
+
+    def claim(rank):
+        if rank == 2:
+            wait_until(refused)  # both claims of rank 1 have been looked at
         try:
             socks = links.establish([], set(), {links.Key(0, links.Purpose.CONTROL): [target]}, rank=rank, **common)
             results.append(next(iter(socks.values())))
         except RingleaderError as error:
             results.append(error)
 
-    claims = [threading.Thread(target=claim, args=pair) for pair in ((1, 0.0), (1, 0.5), (2, 1.5))]
+    claims = [threading.Thread(target=claim, args=(rank,)) for rank in (1, 1, 2)]
     for thread in claims:
         thread.start()
     accepted = links.establish([listener], keys, {}, rank=0, **common)
     for thread in claims:
         thread.join()
-    refused = [r for r in results if isinstance(r, AuthenticationError)]
-    assert len(refused) == 1 and "another process running with the same rank" in str(refused[0])
+    (error,) = refused()
+    assert "another process running with the same rank" in str(error)
     assert set(accepted) == keys
     for sock in [listener, *accepted.values(), *(r for r in results if isinstance(r, socket.socket))]:
         sock.close()

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from meeting_support import free_port
 
 import ringleader.cli
 from ringleader.cli.drive import LocalRanks
@@ -34,7 +34,7 @@ def ringleader_command(
     *arguments: str, launcher: tuple[str, ...] = (sys.executable,)
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*launcher, "-m", "ringleader", *arguments], capture_output=True, text=True, timeout=110, check=False
+        [*launcher, "-m", "ringleader", *arguments], capture_output=True, text=True, timeout=200, check=False
     )
 
 
@@ -153,12 +153,9 @@ def test_wrong_results_are_counted_and_fail(capsys, monkeypatch):
 
 
 def test_under_torchrun(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     path = tmp_path / "bench.json"
     launcher = (
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}",
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}",
     )  # fmt: skip
     done = ringleader_command(
         "bench", "--op", "allgather", "-b", "1K", "-e", "64K", "-f", "64", *FEW, "--vs", "gloo", "--json", str(path),
@@ -194,7 +191,7 @@ def test_an_end_in_the_middle_is_clean(how):
             os.killpg(bench.pid, signal.SIGINT)  # as a terminal does
         else:
             os.kill(pids[1], signal.SIGKILL)
-        _, err = bench.communicate(timeout=60)
+        _, err = bench.communicate(timeout=200)
     except BaseException:
         os.killpg(bench.pid, signal.SIGKILL)
         raise
@@ -203,7 +200,7 @@ def test_an_end_in_the_middle_is_clean(how):
     else:
         assert bench.returncode == 1
         assert f"rank 1 of 2 failed:\nits process (pid {pids[1]}) ended: killed by SIGKILL" in err
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     with pytest.raises(ProcessLookupError):
         while time.monotonic() < deadline:
             os.killpg(bench.pid, 0)
@@ -233,7 +230,7 @@ def test_benchmarks_write_numbers_table_and_plot(tmp_path):
             sys.executable, "benchmarks/run.py", "--worlds", "2", "--sizes", "8,64K", "--seconds", "0.02",
             "--blocks", "2", "--output", str(tmp_path),
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     with (tmp_path / "all_reduce.csv").open(newline="") as file:

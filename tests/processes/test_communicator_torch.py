@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 
 def _tensors() -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     column = torch.arange(6.0).reshape(3, 2) + 10 * comm.rank
     comm.all_reduce(column[:, 1])
     half = torch.full((5,), 1.5 + comm.rank, dtype=torch.bfloat16)
@@ -46,7 +46,7 @@ def _tensors() -> Any:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_tensors(transport: str) -> None:
-    for rank, got in enumerate(rl.spawn(_tensors, 2, transport=transport, timeout=90)):
+    for rank, got in enumerate(rl.spawn(_tensors, 2, transport=transport, timeout=150)):
         column, half, gathered, again, total, eight, parameter, shared = got
         assert column == [[2.0 * i + 10 * rank, 4.0 * i + 12] for i in range(3)]
         assert half == [2.5] * 5
@@ -99,5 +99,5 @@ with rl.init(rank=0, size=1) as comm:
     comm.all_reduce(np.ones(3)); comm.all_gather(bytearray(b"x")); comm.barrier()
 print("torch" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
     assert done.stdout == "False\n", done.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,8 @@ from compress_support import PLAIN, SIZES, WITH_MEMORY, equal_state, gradient, s
 
 import ringleader as rl
 from ringleader.compress import BF16, FP16, ErrorFeedback, Int8, OneBit, TopK
-from ringleader.runtime.compressed import sent_bytes
+from ringleader.compress.pieces import Pieces
+from ringleader.runtime.compressed import all_reduce_pieces, all_reduce_vector, sent_bytes
 
 _comm: rl.Communicator | None = None
 
@@ -74,12 +77,44 @@ def conserve_all(names: list[str]) -> dict[tuple[str, int], tuple[str, float, fl
 @pytest.mark.parametrize("part", range(4))
 def test_sum_of_updates_and_residuals_is_the_sum_of_gradients(group: rl.WorkerGroup, part: int) -> None:
     names = list(WITH_MEMORY)[part::4]
-    results = group.run(conserve_all, names, timeout=100)
+    results = group.run(conserve_all, names, timeout=150)
     for case in results[0]:
         assert len({result[case][0] for result in results}) == 1, f"ranks hold different bits: {case}"
         for result in results:
             _, broken, bound = result[case]
             assert broken <= bound, case
+
+
+# ---------------------------------------------------------------- in pieces
+
+CUTS = (0, 1, 700, 700, 2048, 2100, 4999, 5000)  # also within blocks, and an empty piece
+
+
+def reduce_in_pieces(names: list[str], shapes: list[tuple[int, ...]] | None) -> dict[str, tuple[Any, Any, bool]]:
+    """The results of two steps in one piece and in several, and whether the codecs then remember the same."""
+    comm, results = world(), {}
+    for name in names:
+        codecs = [WITH_MEMORY[name]() for _ in range(2)]
+        for step in range(2):
+            whole, cut = (gradient(5000, step, comm.rank) for _ in range(2))
+            if shapes is not None:
+                for codec in codecs:
+                    codec.set_shapes("", shapes)
+            all_reduce_vector(comm, whole, True, codecs[0], out=whole)
+            ends = np.cumsum([0, *map(math.prod, shapes)]).tolist() if shapes else CUTS
+            parts = [cut[lo:hi].copy() for lo, hi in itertools.pairwise(ends)]  # not side by side
+            all_reduce_pieces(comm, Pieces(parts), True, codecs[1])
+            results[name] = whole, np.concatenate(parts), equal_state(*(codec.state_dict() for codec in codecs))
+    return results
+
+
+@pytest.mark.parametrize("shapes", [None, [(50, 60), (40, 50)]], ids=["any cuts", "matrices"])
+def test_pieces_are_reduced_to_the_bits_of_one(group: rl.WorkerGroup, shapes: list[tuple[int, ...]] | None) -> None:
+    names = [name for name in WITH_MEMORY if shapes is None or name.startswith("powersgd")]
+    for result in group.run(reduce_in_pieces, names, shapes, timeout=100):
+        for name, (whole, cut, alike) in result.items():
+            assert same_bits(whole, cut), name
+            assert alike, name
 
 
 # ---------------------------------------------------------------- without memory
@@ -104,7 +139,7 @@ BOUND = {"fp16": 2e-3, "bf16": 1.6e-2, "int8": 0.02, "int4": 0.15, "qsgd8": 0.02
 @pytest.mark.parametrize("op", ["sum", "avg"])
 def test_all_ranks_get_the_same_bits_near_the_exact_result(group: rl.WorkerGroup, op: str) -> None:
     n = group.size
-    results = group.run(reduce_all, op, 3, timeout=100)
+    results = group.run(reduce_all, op, 3, timeout=150)
     for (name, elements), first in results[0].items():
         assert all(same_bits(first, other[name, elements]) for other in results[1:]), name
         inputs = np.array([gradient(elements, 3, rank) for rank in range(n)], np.float64)
@@ -155,7 +190,7 @@ def resumed() -> list[str]:
 
 
 def test_resuming_gives_the_same_bits(pair: rl.WorkerGroup) -> None:
-    assert pair.run(resumed, timeout=100) == [[], []]
+    assert pair.run(resumed, timeout=150) == [[], []]
 
 
 def states() -> dict[str, Any]:
@@ -272,7 +307,7 @@ def all_specials() -> dict[str, list[tuple[bool, bool, bool]]]:
 
 
 def test_nan_and_infinity_of_one_rank_show_on_all_and_do_not_stay(group: rl.WorkerGroup) -> None:
-    for results in group.run(all_specials, timeout=100):
+    for results in group.run(all_specials, timeout=150):
         for name, cases in results.items():
             for shows, gone, zero in cases:
                 assert shows or name in ("randomk", "user"), name  # these may not pick it
@@ -315,7 +350,7 @@ def bytes_sent(elements: int) -> dict[str, tuple[int, float]]:
 
 def test_counters_and_formulas_agree(group: rl.WorkerGroup) -> None:
     elements, n = 400_000, group.size
-    results = group.run(bytes_sent, elements, timeout=100)
+    results = group.run(bytes_sent, elements, timeout=150)
     sent = {name: sum(result[name][0] for result in results) / n for name in results[0]}
     for name, mean in sent.items():
         formula = results[0][name][1]

@@ -72,7 +72,7 @@ def beside() -> list[str]:
 
 
 def test_beside_the_caller_gives_the_same_bits(trio: rl.WorkerGroup) -> None:
-    assert trio.run(beside, timeout=100) == [[]] * 3
+    assert trio.run(beside, timeout=150) == [[]] * 3
 
 
 def counted() -> tuple[int, bool]:
@@ -158,7 +158,7 @@ def repeated() -> list[str]:
 
 
 def test_a_failed_call_can_be_repeated(trio: rl.WorkerGroup) -> None:
-    assert trio.run(repeated, timeout=100) == [[]] * 3
+    assert trio.run(repeated, timeout=150) == [[]] * 3
 
 
 def out_of_step(name: str) -> Any:

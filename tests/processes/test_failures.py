@@ -10,17 +10,19 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from meeting_support import PROMPT, Event, free_port
 
 import ringleader as rl
 
 TRANSPORTS = ["shm", "tcp", pytest.param("ucx", marks=pytest.mark.ucx)]
 
 
-def _run(script: str, *args: str, timeout: float = 60, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+def _run(script: str, *args: str, timeout: float = 150, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *args],
         capture_output=True,
@@ -34,7 +36,7 @@ def _run(script: str, *args: str, timeout: float = 60, **kwargs: Any) -> subproc
 
 
 def _loop_until_loss(victim: int, delay: float) -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     x = np.ones(4 << 20, np.float32)  # 16 MiB
     comm.all_reduce(x, "max")
     if comm.rank == victim:
@@ -55,12 +57,12 @@ def _loop_until_loss(victim: int, delay: float) -> Any:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_survivors_of_a_killed_rank_name_it_and_go_on(transport: str, seed: int) -> None:
     rng = random.Random(seed)
     victim, delay = rng.randrange(4), rng.uniform(0.05, 0.3)
     with rl.WorkerGroup(4, transport=transport) as workers:
-        outcomes = workers.outcomes(_loop_until_loss, victim, delay, timeout=60, grace=40)
+        outcomes = workers.outcomes(_loop_until_loss, victim, delay, timeout=150, grace=40)
     survivors = [outcome for outcome in outcomes if outcome.rank != victim]
     assert outcomes[victim].failed
     assert "SIGKILL" in (outcomes[victim].error or "")
@@ -73,17 +75,18 @@ def test_survivors_of_a_killed_rank_name_it_and_go_on(transport: str, seed: int)
         assert total == [3.0] * 5
         assert sizes == (3, number)
     noticed = [outcome.value[0] for outcome in survivors]
-    assert max(noticed) - min(noticed) < 5
+    assert max(noticed) - min(noticed) < PROMPT
 
 
 # ------------------------------------------------------------------------------------- abort, close, exceptions
 
 
-def _abort_from_a_thread() -> Any:
-    comm = rl.init(timeout=30)
+def _abort_from_a_thread(folder: str) -> Any:
+    comm = rl.init(timeout=60)
+    ended = Event(folder)
     comm.barrier()
     if comm.rank == 1:
-        time.sleep(1.5)  # never joins the others' barrier in time
+        ended.wait()  # never joins the other's barrier in time
     else:
         threading.Timer(0.3, comm.abort, ("a test wants it",)).start()
     started = time.monotonic()
@@ -92,7 +95,8 @@ def _abort_from_a_thread() -> Any:
         comm.barrier()  # rank 0 was in the first one when it was aborted: over a network that one may still succeed
     except rl.errors.RingleaderError as error:
         elapsed = time.monotonic() - started
-        again = rl.init(timeout=30)
+        ended.set()
+        again = rl.init(timeout=60)
         total = again.all_reduce(np.ones(1))[0]
         again.close()
         comm.close()
@@ -101,23 +105,27 @@ def _abort_from_a_thread() -> Any:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_abort_from_another_thread_ends_a_blocked_call(transport: str) -> None:
-    for kind, text, elapsed, total in rl.spawn(_abort_from_a_thread, 2, transport=transport, timeout=60):
+def test_abort_from_another_thread_ends_a_blocked_call(transport: str, tmp_path: Path) -> None:
+    for kind, text, elapsed, total in rl.spawn(
+        _abort_from_a_thread, 2, str(tmp_path), transport=transport, timeout=100
+    ):
         assert kind == "AbortedError"
         assert "a test wants it" in text
-        assert elapsed < 1.3
+        assert elapsed < PROMPT
         assert total == 2
 
 
-def _close_with_work_in_flight() -> Any:
-    comm = rl.init(timeout=30)
+def _close_with_work_in_flight(folder: str) -> Any:
+    comm = rl.init(timeout=60)
+    closed = Event(folder)
     comm.barrier()
     if comm.rank == 1:
-        time.sleep(1.0)
+        closed.wait()
     works = [comm.all_reduce(np.ones(1000), async_op=True) for _ in range(5)] if comm.rank == 0 else []
     started = time.monotonic()
     comm.close()
     elapsed = time.monotonic() - started
+    closed.set()
     errors = []
     for work in works:
         try:
@@ -128,24 +136,11 @@ def _close_with_work_in_flight() -> Any:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_close_with_work_in_flight_is_quick(transport: str) -> None:
-    got = rl.spawn(_close_with_work_in_flight, 2, transport=transport, timeout=60)
-    assert got[0][0] < 2.5
+def test_close_with_work_in_flight_is_quick(transport: str, tmp_path: Path) -> None:
+    got = rl.spawn(_close_with_work_in_flight, 2, str(tmp_path), transport=transport, timeout=150)
+    assert got[0][0] < PROMPT
     assert len(got[0][1]) == 5
     assert set(got[0][1]) <= {"ClosedError", "AbortedError", "PeerLost"}
-
-
-def _one_rank_raises() -> Any:
-    comm = rl.init(timeout=30)
-    comm.barrier()
-    if comm.rank == 1:
-        raise KeyError("a mistake in the user's program")
-    started = time.monotonic()
-    try:
-        comm.all_reduce(np.ones(10))
-    except rl.errors.RingleaderError as error:
-        return type(error).__name__, str(error), time.monotonic() - started
-    return "no error"
 
 
 EXCEPTION = """
@@ -153,7 +148,7 @@ EXCEPTION = """
     import numpy as np
     import ringleader as rl
     rank = int(sys.argv[1])
-    comm = rl.init(rank=rank, size=2, master_addr="127.0.0.1", master_port=int(sys.argv[2]), timeout=30)
+    comm = rl.init(rank=rank, size=2, master_addr="127.0.0.1", master_port=int(sys.argv[2]), timeout=60)
     comm.barrier()
     if rank == 1:
         print(time.time(), flush=True)
@@ -165,17 +160,9 @@ EXCEPTION = """
 """
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_exception_on_one_rank_is_printed_and_ends_it_at_once(transport: str) -> None:
-    port = str(_free_port())
+    port = str(free_port())
     env = {**os.environ, "RINGLEADER_TRANSPORT": transport}
     ranks = [
         subprocess.Popen(
@@ -196,7 +183,7 @@ def test_an_exception_on_one_rank_is_printed_and_ends_it_at_once(transport: str)
             process.kill()
     assert ranks[1].returncode == 1
     assert "KeyError: 'a mistake'" in err1
-    assert ended - float(out1) < 4
+    assert ended - float(out1) < PROMPT
     assert ranks[0].returncode == 0, err0
     assert out0.split()[0] in ("PeerLost", "AbortedError"), out0
     assert "rank 1" in out0
@@ -218,7 +205,7 @@ INTERRUPTED = """
     def blocked(place):
         if place == "start":
             threading.Thread(target=later).start()
-            rl.init(rank=0, size=2, master_addr="127.0.0.1", master_port=int(sys.argv[3]), start_timeout=60)
+            rl.init(rank=0, size=2, master_addr="127.0.0.1", master_port=int(sys.argv[3]), start_timeout=90)
         comm = rl.init(rank=0, size=1)
         work = comm.irecv(np.empty(1), source=0)
         threading.Thread(target=later).start()
@@ -236,50 +223,53 @@ INTERRUPTED = """
 @pytest.mark.parametrize("place", ["start", "wait", "recv"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_signals_get_through(place: str, name: str) -> None:
-    started = time.monotonic()
-    done = _run(INTERRUPTED, place, name, str(_free_port()))
-    assert time.monotonic() - started < 20
+    done = _run(INTERRUPTED, place, name, str(free_port()), timeout=100)
     if name == "SIGTERM":
         assert done.returncode == -signal.SIGTERM
         return
     assert done.returncode == 0, done.stderr
     times = dict(line.split() for line in done.stdout.splitlines())
-    assert float(times["interrupted"]) - float(times["signal"]) < 1
+    assert float(times["interrupted"]) - float(times["signal"]) < PROMPT
 
 
-def _interrupt_in_barrier() -> Any:
-    comm = rl.init(timeout=30)
+def _interrupt_in_barrier(folder: str) -> Any:
+    comm = rl.init(timeout=60)
+    ended = Event(folder)
     comm.barrier()
     if comm.rank == 1:
-        time.sleep(2)
-        return "slept"
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    started = time.monotonic()
+        return "waited" if ended.wait() else "late"
     try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         comm.barrier()
     except KeyboardInterrupt:
-        return "interrupted" if time.monotonic() - started < 1.3 else "late"
+        ended.set()
+        return "interrupted"
     return "no error"
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_ctrl_c_in_a_barrier(transport: str) -> None:
-    assert rl.spawn(_interrupt_in_barrier, 2, transport=transport, timeout=60) == ["interrupted", "slept"]
+def test_ctrl_c_in_a_barrier(transport: str, tmp_path: Path) -> None:
+    found = rl.spawn(_interrupt_in_barrier, 2, str(tmp_path), transport=transport, timeout=150)
+    assert found == ["interrupted", "waited"]
 
 
-def _count_while_waiting() -> Any:
-    comm = rl.init(timeout=30)
+def _count_while_waiting(folder: str) -> Any:
+    """Rank 1 comes when a thread of rank 0 has counted to 200, which it cannot while a call keeps the GIL."""
+    comm = rl.init(timeout=60)
+    counted = Event(folder)
     comm.barrier()
     if comm.rank == 1:
-        time.sleep(1)
+        in_time = counted.wait()
         comm.barrier()
-        return 0
-    ticks = [0]
+        return in_time
     stop = threading.Event()
 
     def count() -> None:
+        ticks = 0
         while not stop.is_set():
-            ticks[0] += 1
+            ticks += 1
+            if ticks == 200:
+                counted.set()
             time.sleep(0.001)
 
     thread = threading.Thread(target=count)
@@ -287,19 +277,19 @@ def _count_while_waiting() -> Any:
     comm.barrier()
     stop.set()
     thread.join()
-    return ticks[0]
+    return counted.is_set()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_other_threads_run_while_a_call_waits(transport: str) -> None:
-    assert rl.spawn(_count_while_waiting, 2, transport=transport, timeout=60)[0] > 50
+def test_other_threads_run_while_a_call_waits(transport: str, tmp_path: Path) -> None:
+    assert rl.spawn(_count_while_waiting, 2, str(tmp_path), transport=transport, timeout=150) == [True, True]
 
 
 # ------------------------------------------------------------------------------------------------------- fork
 
 
 def _fork() -> Any:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     x = comm.empty(1000)
     x[:] = comm.rank + 1
     op = comm.all_reduce_init(x, "max")
@@ -337,7 +327,7 @@ def _fork() -> Any:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_forked_child_cannot_use_it_and_does_no_harm(transport: str) -> None:
-    for statuses, first, last, total in rl.spawn(_fork, 2, transport=transport, timeout=60):
+    for statuses, first, last, total in rl.spawn(_fork, 2, transport=transport, timeout=150):
         assert statuses == [0, 0, 0, 0]
         assert (first, last) == (2, 2)
         assert total == [2, 2, 2]
@@ -359,14 +349,12 @@ EXIT_WITH_WORK = """
 
 def test_exit_with_pending_work_does_not_hang() -> None:
     for _ in range(3):
-        started = time.monotonic()
-        done = _run(EXIT_WITH_WORK, timeout=30)
+        done = _run(EXIT_WITH_WORK, timeout=150)
         assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
-        assert time.monotonic() - started < 10
 
 
 def _killed_at_random(delay: float) -> None:
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     x = comm.empty(1 << 16)
     threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
     while True:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import mpi_launch
 import pytest
+from meeting_support import free_port
 
 SUMS = """
     import sys
@@ -18,7 +18,7 @@ SUMS = """
 
     job = int(sys.argv[1])
     for round in range(2):
-        with rl.init(timeout=30) as comm:
+        with rl.init(timeout=60) as comm:
             x = np.arange(1000.0) + 1000 * job + comm.rank
             comm.all_reduce(x)
             wanted = comm.size * (np.arange(1000.0) + 1000 * job) + sum(range(comm.size))
@@ -67,7 +67,7 @@ DIES = """
     import numpy as np
     import ringleader as rl
 
-    comm = rl.init(timeout=30)
+    comm = rl.init(timeout=60)
     comm.barrier()
     if comm.rank == 1:
         os._exit(0)  # as if all were well: the launcher does not notice
@@ -116,7 +116,7 @@ def test_jobs_at_the_same_time_do_not_meet(mpi: str, script: Callable[[str], str
     started = [mpi_launch.start(mpi, 2, [script(SUMS), str(job)]) for job in range(3)]
     try:
         for process in started:
-            output, _ = process.communicate(timeout=90)
+            output, _ = process.communicate(timeout=200)
             assert lines(output) == ["rank 0 of 2 is right", "rank 1 of 2 is right"], output
     finally:
         for process in started:
@@ -125,9 +125,7 @@ def test_jobs_at_the_same_time_do_not_meet(mpi: str, script: Callable[[str], str
 
 @pytest.mark.parametrize("variables", ["MASTER_ADDR", "RINGLEADER_STORE"])
 def test_meeting_point_of_several_hosts(mpi: str, script: Callable[[str], str], variables: str):
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        port = it.getsockname()[1]
+    port = free_port()
     meeting = {
         "MASTER_ADDR": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
         "RINGLEADER_STORE": {"RINGLEADER_STORE": f"127.0.0.1:{port}"},
@@ -142,7 +140,7 @@ def test_meeting_point_of_several_hosts(mpi: str, script: Callable[[str], str], 
 def test_torch(mpi: str, script: Callable[[str], str], backend: str, ranks: int):
     mpi_launch.need(mpi)
     pytest.importorskip("torch")
-    output = mpi_launch.run(mpi, ranks, [script(TRAIN), backend], timeout=110)
+    output = mpi_launch.run(mpi, ranks, [script(TRAIN), backend], timeout=150)
     assert lines(output) == [f"rank {rank} of {ranks} over {backend} is right" for rank in range(ranks)]
 
 

@@ -23,7 +23,7 @@ def measure() -> tuple[CostCurve, CostCurve, list[int]]:
 
 
 def test_all_ranks_get_one_curve() -> None:
-    found = rl.spawn(measure, 2, timeout=60)
+    found = rl.spawn(measure, 2, timeout=150)
     assert found[0] == found[1]
     measured, predicted, sent = found[0]
     assert measured.sizes == (4, 1 << 12, 1 << 16)

@@ -59,7 +59,7 @@ def _sixteen_bits(algorithms: dict[str, tuple[str | None, ...]]) -> list[str]:
 def test_16_bit_sums_are_rounded_once_by_default_on_one_host() -> None:
     with rl.WorkerGroup(N, transport="shm") as group:
         default = {"all_reduce": (None,), "reduce": (None,), "reduce_scatter": (None,)}
-        assert group.run(_sixteen_bits, default, timeout=100) == [[]] * N
+        assert group.run(_sixteen_bits, default, timeout=150) == [[]] * N
 
 
 def test_16_bit_sums_are_rounded_once_by_algorithms_that_fold_at_one_place(eight: Workers) -> None:

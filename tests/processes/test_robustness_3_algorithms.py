@@ -135,10 +135,10 @@ def _precedence() -> list[tuple[str, str]]:
 def test_precedence_of_argument_environment_and_rules() -> None:
     rule = "built-in rule for shm"
     with rl.WorkerGroup(2, transport="shm") as pair:
-        assert pair.run(_precedence, timeout=60)[0][0] == ("one_shot", rule)
+        assert pair.run(_precedence, timeout=150)[0][0] == ("one_shot", rule)
     env: dict[str, str | None] = {"RINGLEADER_ALGO": "rabenseifner;broadcast:binomial"}
     with rl.WorkerGroup(2, transport="shm", env=env) as pair:
-        for seen in pair.run(_precedence, timeout=60):
+        for seen in pair.run(_precedence, timeout=150):
             assert seen[0] == ("rabenseifner", "RINGLEADER_ALGO")
             assert seen[1] == ("binomial", "RINGLEADER_ALGO")
             assert seen[2][0] == "ring"
@@ -147,7 +147,7 @@ def test_precedence_of_argument_environment_and_rules() -> None:
         rl.WorkerGroup(2, transport="shm", env={"RINGLEADER_ALGO": "rign"}) as pair,
         pytest.raises(rl.errors.SpawnError, match="ring"),
     ):
-        pair.run(_precedence, timeout=60)
+        pair.run(_precedence, timeout=150)
 
 
 def _limits() -> list[str]:

@@ -8,10 +8,12 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from meeting_support import PROMPT, Event
 from robustness_support import LONG, Workers, descriptors, leave_world, resident, world
 
 import ringleader as rl
@@ -110,7 +112,7 @@ def _come_and_go(rounds: int, drop: bool) -> Any:
             with pytest.raises(rl.errors.ClosedError):
                 group.barrier()
 
-    for i in range(30):
+    for i in range(20):
         one(i)
     gc.collect()
     comm.barrier()
@@ -124,7 +126,7 @@ def _come_and_go(rounds: int, drop: bool) -> Any:
 
 @pytest.mark.parametrize("drop", [False, True], ids=["closed", "dropped"])
 def test_groups_come_and_go(four: Workers, drop: bool) -> None:
-    for files, grown, threads in four.run(_come_and_go, 1000 if LONG else 100, drop, timeout=600 if LONG else 100):
+    for files, grown, threads in four.run(_come_and_go, 1000 if LONG else 80, drop, timeout=600 if LONG else 100):
         assert files <= 5
         assert grown < 20 << 20
         assert threads <= 0
@@ -178,15 +180,22 @@ def test_200_live_groups_under_1024_files_work_or_fail_clearly(four: Workers) ->
 
 # --------------------------------------------------------------------------------------------------------- a late rank
 
-LATE, LIMIT, PATIENCE = (6.0, 3.0, 20.0) if LONG else (2.0, 0.8, 20.0)
+LIMIT, PATIENCE = (5.0, 30.0) if LONG else (1.5, 30.0)
 
 
-def _late(what: str, limit: float, late: float) -> Any:
-    """Rank 2 comes late to a collective, a barrier, or the making of a group; limit of the call or the group."""
+def _late(what: str, limit: float, folder: str) -> Any:
+    """Rank 2 comes late to a collective, a barrier, or the making of a group: when the others have given up, if it can.
+
+    `limit` is that of the call or of the group.
+    """
     comm = world()
+    gave_up = {rank: Event(folder, f"{what} {rank}") for rank in (0, 1, 3)}
     comm.barrier()
     if comm.rank == 2:
-        time.sleep(late)
+        if limit < PATIENCE:
+            assert all(event.wait() for event in gave_up.values())
+        else:
+            time.sleep(0.6)
     started = time.monotonic()
     try:
         if what == "group":
@@ -205,13 +214,15 @@ def _late(what: str, limit: float, late: float) -> Any:
     except rl.errors.RingleaderError as error:
         return type(error).__name__, str(error), time.monotonic() - started, list(error.ranks)
     finally:
-        if limit < late:
+        if comm.rank in gave_up:
+            gave_up[comm.rank].set()
+        if limit < PATIENCE:
             leave_world()
 
 
 @pytest.mark.parametrize("what", ["group", "barrier", "async", "limit of the group"])
-def test_a_late_rank_is_named_with_operation_and_time(four: Workers, what: str) -> None:
-    got = four.run(_late, what, LIMIT, LATE)
+def test_a_late_rank_is_named_with_operation_and_time(four: Workers, what: str, tmp_path: Path) -> None:
+    got = four.run(_late, what, LIMIT, str(tmp_path))
     for rank in (0, 1, 3):
         assert got[rank] is not None, got
         kind, text, elapsed, ranks = got[rank]
@@ -219,12 +230,12 @@ def test_a_late_rank_is_named_with_operation_and_time(four: Workers, what: str) 
         assert "rank 2" in text and 2 in ranks, got
         assert f"{LIMIT:.1f} s" in text, text
         assert what == "group" or "all_reduce" in text or "barrier" in text
-        assert elapsed < LATE  # before it came
+        assert elapsed < LIMIT + PROMPT
 
 
-def test_a_longer_limit_is_patient(four: Workers) -> None:
+def test_a_longer_limit_is_patient(four: Workers, tmp_path: Path) -> None:
     for what in ("group", "barrier", "async", "limit of the group"):
-        assert four.run(_late, what, PATIENCE, 0.6) == [None] * N
+        assert four.run(_late, what, PATIENCE, str(tmp_path)) == [None] * N
 
 
 # --------------------------------------------------------------------------------------------------------------- ports
@@ -244,7 +255,7 @@ def test_twenty_rounds_of_eight_jobs_at_once() -> None:
         results: dict[int, list[int]] = {}
 
         def body(job: int, jobs: Any = jobs, results: Any = results) -> None:
-            results[job] = jobs[job].run(_of_job, job, timeout=60)
+            results[job] = jobs[job].run(_of_job, job, timeout=150)
 
         threads = [threading.Thread(target=body, args=(job,)) for job in range(8)]
         for thread in threads:
@@ -279,7 +290,7 @@ def _killed_while_grouping(delay: float, limit: float) -> Any:
 
 @pytest.mark.parametrize("delay", [0.05, 0.13])
 def test_a_rank_killed_while_groups_are_made(four: Workers, delay: float) -> None:
-    limit = 30.0
+    limit = 60.0
     outcomes = four.outcomes(_killed_while_grouping, delay, limit)
     for rank in (0, 2, 3):
         assert not outcomes[rank].failed, outcomes[rank].error

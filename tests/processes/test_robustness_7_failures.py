@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,17 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from robustness_support import LONG, world
+from meeting_support import PROMPT, Event, free_port
+from robustness_support import LONG
 
 import ringleader as rl
 
 TRANSPORTS = ["shm", "tcp"]
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 # ------------------------------------------------------------------------------------------------------------ kill -9
@@ -81,7 +74,7 @@ def test_a_rank_killed_in_the_middle_of_64_mib(transport: str, seed: int) -> Non
         assert wrong == 0
         assert named == []
     noticed = [outcome.value[0] for outcome in survivors]
-    assert max(noticed) - min(noticed) < 5
+    assert max(noticed) - min(noticed) < PROMPT
 
 
 # -------------------------------------------------------------------------------------------------------------- abort
@@ -103,12 +96,13 @@ def _blocked_in(comm: rl.Communicator, what: str) -> None:
         comm.recv(np.empty(3), 1 - comm.rank, tag=4)
 
 
-def _abort_where(what: str) -> Any:
+def _abort_where(what: str, folder: str) -> Any:
     """Rank 0 is blocked in `what`, another of its threads aborts; rank 1 comes later and learns it then."""
     comm = rl.init(timeout=60)
+    ended = Event(folder, what)
     comm.barrier()
     if comm.rank == 1:
-        time.sleep(1.0)
+        ended.wait()
     else:
         threading.Timer(0.3, comm.abort, ("enough of it",)).start()
     started = time.monotonic()
@@ -116,6 +110,7 @@ def _abort_where(what: str) -> Any:
         _blocked_in(comm, what)
         comm.barrier()  # over a network everything may have been there for rank 1
     elapsed = time.monotonic() - started
+    ended.set()
     for use in (lambda: comm.all_reduce(np.ones(1)), lambda: comm.isend(np.ones(1), 1 - comm.rank).wait(5)):
         with pytest.raises(rl.errors.AbortedError, match="enough of it"):
             use()
@@ -127,11 +122,11 @@ def _abort_where(what: str) -> Any:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_abort_ends_every_kind_of_blocked_call(transport: str) -> None:
+def test_abort_ends_every_kind_of_blocked_call(transport: str, tmp_path: Path) -> None:
     with rl.WorkerGroup(2, transport=transport) as pair:
         for what in ("collective", "wait", "persistent", "receive"):
-            for elapsed, total in pair.run(_abort_where, what, timeout=60):
-                assert elapsed < 1.3, what  # 0.3 s until the abort, then 1 s at most
+            for elapsed, total in pair.run(_abort_where, what, str(tmp_path), timeout=150):
+                assert elapsed < PROMPT, what
                 assert total == [2, 2]
 
 
@@ -177,10 +172,10 @@ def test_an_exception_on_one_rank(start: str, launcher: str, tmp_path: Path) -> 
     command = [sys.executable, str(script), str(tmp_path)]
     if launcher == "torchrun":
         run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        done = subprocess.run([*run, *command[1:]], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([*run, *command[1:]], capture_output=True, text=True, timeout=150)
         codes, text = [done.returncode], done.stderr
     else:
-        port = str(_free_port())
+        port = str(free_port())
         common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         ranks = [
             subprocess.Popen(
@@ -189,7 +184,7 @@ def test_an_exception_on_one_rank(start: str, launcher: str, tmp_path: Path) -> 
             for rank in range(2)
         ]
         try:
-            text = "".join(process.communicate(timeout=50)[1] for process in ranks)
+            text = "".join(process.communicate(timeout=200)[1] for process in ranks)
         finally:
             for process in ranks:
                 process.kill()
@@ -202,7 +197,7 @@ def test_an_exception_on_one_rank(start: str, launcher: str, tmp_path: Path) -> 
     kind, when, message = (tmp_path / "seen").read_text().split(" ", 2)
     assert kind in ("PeerLost", "AbortedError", "DistBackendError", "RuntimeError"), message
     assert "rank 1" in message
-    assert float(when) - raised < 8  # 3 s for the rank to be gone, 5 for the other to notice
+    assert float(when) - raised < 2 * PROMPT  # for the rank to be gone, and for the other to notice
 
 
 # ------------------------------------------------------------------------------------------------------------ signals
@@ -220,14 +215,14 @@ if comm.rank == 1:
 works = [comm.all_reduce(np.ones(100), async_op=True) for _ in range(3)]
 place = sys.argv[1]
 def later():
-    time.sleep(0.4)
+    time.sleep(0.3)
     print("signal", time.monotonic(), flush=True)
     os.kill(os.getpid(), getattr(signal, sys.argv[3]))
-threading.Thread(target=later).start()
 try:
+    threading.Thread(target=later).start()
     if place == "close":
         comm.close()
-        time.sleep(20)
+        time.sleep(60)
     elif place == "group":
         comm.subgroup([0, 1], timeout=60)
     elif place == "shrink":
@@ -245,7 +240,7 @@ except KeyboardInterrupt:
 
 
 def _pair_of_processes(script: str, *arguments: str, transport: str) -> list[subprocess.Popen[str]]:
-    port = str(_free_port())
+    port = str(free_port())
     common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
         subprocess.Popen(
@@ -265,39 +260,37 @@ def test_ctrl_c_and_sigterm_in_calls_that_wait_for_a_peer(place: str, transport:
     # SIGTERM takes turns: a C++ wait that swallows it would do so over either transport.
     other_turn = (PLACES.index(place) + TRANSPORTS.index(transport)) % 2 == 0
     for name in ("SIGINT", "SIGTERM") if other_turn or LONG else ("SIGINT",):
-        ranks = _pair_of_processes(IN_CLOSE, place, "8", name, transport=transport)
+        ranks = _pair_of_processes(IN_CLOSE, place, "80", name, transport=transport)
         try:
-            started = time.monotonic()
-            out, err = ranks[0].communicate(timeout=40)
-            ended = time.monotonic()
+            out, err = ranks[0].communicate(timeout=50)
         finally:
             for process in ranks:
                 process.kill()
             ranks[1].communicate(timeout=20)
         if place == "exit":  # leaving takes 2 s at most, with a signal or without
             assert ranks[0].returncode in (5, -getattr(signal, name), 1), err
-            assert ended - started < 15
             continue
         if name == "SIGTERM":
             assert ranks[0].returncode == -signal.SIGTERM, err
             continue
         assert ranks[0].returncode == 7, err
         times = dict(line.split() for line in out.splitlines())
-        assert float(times["interrupted"]) - float(times["signal"]) < 1.5, place
+        assert float(times["interrupted"]) - float(times["signal"]) < PROMPT, place
 
 
 # ---------------------------------------------------------------------------------------------------------------- GIL
 
 
-def _ticks_while(what: str) -> int:
-    """How often another Python thread ran while this one was blocked for most of a second."""
+def _ticks_while(what: str, folder: str) -> bool:
+    """Whether another thread of rank 0 counted to 200 while the call waited for rank 1, which comes only then."""
+    counted = Event(folder, what)
     rank = int(os.environ["RINGLEADER_RANK"])
     comm = None
     if what != "start":
         comm = rl.init(timeout=60)
         comm.barrier()
     if rank == 1:
-        time.sleep(1.0)
+        in_time = counted.wait()
         comm = comm or rl.init(timeout=60)
         if what == "group":
             group = comm.subgroup([0, 1])
@@ -308,12 +301,15 @@ def _ticks_while(what: str) -> int:
         elif what == "receive":
             comm.send(np.ones(3), 0)
         comm.close()
-        return 0
-    ticks, stop = [0], threading.Event()
+        return in_time
+    stop = threading.Event()
 
     def count() -> None:
+        ticks = 0
         while not stop.is_set():
-            ticks[0] += 1
+            ticks += 1
+            if ticks == 200:
+                counted.set()
             time.sleep(0.001)
 
     thread = threading.Thread(target=count)
@@ -334,93 +330,15 @@ def _ticks_while(what: str) -> int:
     stop.set()
     thread.join()
     comm.close()
-    return ticks[0]
+    return counted.is_set()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_python_threads_run_during_every_blocking_call(transport: str) -> None:
+def test_python_threads_run_during_every_blocking_call(transport: str, tmp_path: Path) -> None:
     with rl.WorkerGroup(2, transport=transport) as pair:
         # Start and groups are the same code over both.
         for what in ("start", "barrier", "wait") if transport == "shm" else ("barrier", "receive", "group"):
-            assert pair.run(_ticks_while, what, timeout=60)[0] > 50, what
-
-
-# --------------------------------------------------------------------------------------------------------------- fork
-
-
-def _square(x: int) -> int:
-    return x * x
-
-
-def _use(comm: rl.Communicator) -> int:
-    try:
-        comm.all_reduce(np.ones(3))
-    except rl.errors.ForkError:
-        return 0
-    return 1
-
-
-def _forks(kind: str) -> Any:
-    comm = world(timeout=60)
-    x = comm.empty(1000)
-    x[:] = comm.rank + 1
-    operation = comm.all_reduce_init(x, "max")
-    comm.all_reduce(np.ones(3))
-    seen: Any = None
-    if kind == "pool":
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            seen = pool.map(_square, range(20)) == [i * i for i in range(20)]
-            comm.all_reduce(np.ones(3))  # while the children live
-    elif kind == "loader":
-        from torch.utils.data import DataLoader
-
-        seen = []
-        for batch in DataLoader(range(40), batch_size=10, num_workers=2, multiprocessing_context="fork"):  # type: ignore[arg-type]
-            seen.append(int(comm.all_reduce(batch.numpy().copy())[0]) // comm.size)
-        seen = seen == [0, 10, 20, 30]
-    elif kind == "while blocked":
-        # Another thread is in the middle of a collective while this one forks: the child has a copy of that state.
-        if comm.rank == 1:
-            time.sleep(0.6)
-            comm.barrier()
-        else:
-            thread = threading.Thread(target=comm.barrier)
-            thread.start()
-            time.sleep(0.2)
-            child = os.fork()
-            if child == 0:
-                os._exit(_use(comm))
-            seen = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-            thread.join()
-    elif kind == "child makes its own":
-        child = os.fork()
-        if child == 0:
-            code = 9
-            try:
-                with rl.init(rank=0, size=1) as own:
-                    code = int(own.all_reduce(np.full(4, 3.0))[0]) + _use(comm)
-            finally:
-                os._exit(code)
-        seen = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    elif kind == "pending work":
-        work = comm.all_reduce(np.ones(100_000), async_op=True)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if _use(comm) == 0 else 1)
-        seen = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and work.wait(30)[-1] == comm.size
-    comm.barrier()
-    return bool(seen) or comm.rank == 1, float(operation()[-1]), comm.all_reduce(np.ones(3)).tolist()
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_forks_of_every_kind_leave_the_parent_alone(transport: str) -> None:
-    pytest.importorskip("torch")
-    with rl.WorkerGroup(2, transport=transport) as pair:
-        for kind in ("pool", "loader", "while blocked", "child makes its own", "pending work"):
-            for seen, largest, total in pair.run(_forks, kind, timeout=60):
-                assert seen, kind
-                assert largest == 2
-                assert total == [2, 2, 2]
+            assert pair.run(_ticks_while, what, str(tmp_path), timeout=150) == [True, True], what
 
 
 # ------------------------------------------------------------------------------------------------------------ the end
@@ -447,12 +365,10 @@ print("end")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_exit_with_pending_work_of_two_ranks_does_not_hang(transport: str) -> None:
     for _ in range(10 if LONG else 1):
-        ranks = _pair_of_processes(PENDING, "6", transport=transport)
+        ranks = _pair_of_processes(PENDING, "80", transport=transport)
         try:
-            started = time.monotonic()
-            out, err = ranks[0].communicate(timeout=40)
+            out, err = ranks[0].communicate(timeout=50)  # start-up, 2 s for leaving, and a loaded machine
             assert (ranks[0].returncode, out, err) == (0, "end\n", "")
-            assert time.monotonic() - started < 15  # start-up, 2 s for leaving, and a loaded machine
         finally:
             for process in ranks:
                 process.kill()

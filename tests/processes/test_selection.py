@@ -50,7 +50,7 @@ def test_rules_choose_channels_segments_and_wire_formats(tmp_path: Path) -> None
         {"collective": "all_reduce", "bytes": "256K-", "wire": "bf16"},
     )
     with rl.WorkerGroup(N, transport="tcp", env={"RINGLEADER_RULES": path}) as group:
-        for small, middle, large in group.run(_run, (100, 30_000, 100_000), timeout=90):
+        for small, middle, large in group.run(_run, (100, 30_000, 100_000), timeout=150):
             assert small[:4] == ("binomial", "push", 0, "f32")
             assert middle[:4] == ("ring:segments=2", "push", 2, "f32")
             assert large[:4] == ("ring:segments=4", "push", 2, "bf16")  # 66 KiB of each chunk travel
@@ -65,7 +65,7 @@ def test_the_environments_wire_format_comes_before_the_rules(tmp_path: Path) -> 
     path = _file(tmp_path, {"collective": "all_reduce", "wire": "bf16"})
     env: dict[str, str | None] = {"RINGLEADER_RULES": path, "RINGLEADER_WIRE": "f32"}
     with rl.WorkerGroup(2, transport="tcp", env=env) as group:
-        assert group.run(_run, (1000,), timeout=60)[0][0][3] == "f32"
+        assert group.run(_run, (1000,), timeout=150)[0][0][3] == "f32"
 
 
 def test_a_wrong_file_is_an_error_of_every_rank(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_wrong_file_is_an_error_of_every_rank(tmp_path: Path) -> None:
         rl.WorkerGroup(2, transport="shm", env={"RINGLEADER_RULES": path}) as group,
         pytest.raises(rl.errors.SpawnError, match=r"rules.json, line 1, rules\[0\]: unknown all_reduce algorithm"),
     ):
-        group.run(_run, (8,), timeout=60)
+        group.run(_run, (8,), timeout=150)
 
 
 def _logged(settings: dict[str, str]) -> list[str]:
@@ -98,7 +98,7 @@ def _logged(settings: dict[str, str]) -> list[str]:
 def test_a_file_that_is_for_another_job_says_so_once(tmp_path: Path) -> None:
     path = _file(tmp_path, {"collective": "all_reduce", "ranks": "5-", "algorithm": "ring"})
     with rl.WorkerGroup(2, transport="shm") as group:
-        first, second = group.run(_logged, {"rules": path}, timeout=60)
+        first, second = group.run(_logged, {"rules": path}, timeout=150)
     assert [m for m in first if path in m] == [
         f"{path}: none of its 1 rules is for a group of 2 ranks on 1 nodes; they change nothing here"
     ]
@@ -107,8 +107,8 @@ def test_a_file_that_is_for_another_job_says_so_once(tmp_path: Path) -> None:
 
 def test_the_log_has_the_matrix_and_a_line_for_each_new_choice() -> None:
     with rl.WorkerGroup(2, transport="shm") as group:
-        first, second = group.run(_logged, {"debug": "INFO", "debug_subsys": "TUNE"}, timeout=60)
-        plain = group.run(_logged, {"debug": "INFO"}, timeout=60)[0]
+        first, second = group.run(_logged, {"debug": "INFO", "debug_subsys": "TUNE"}, timeout=150)
+        plain = group.run(_logged, {"debug": "INFO"}, timeout=150)[0]
     tables = [message for message in first if message.startswith("2 ranks on 1 node (shm)")]
     assert len(tables) == 2  # of the job, and of the group that was split off
     assert "two_shot" in tables[0] and "dissemination" in tables[0]

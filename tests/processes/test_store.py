@@ -13,6 +13,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from meeting_support import PROMPT, free_port, wait_until
 
 from ringleader.errors import ClosedError, CollectiveTimeout, RendezvousError
 from ringleader.runtime import storeserver
@@ -83,11 +84,11 @@ def test_add(store):
 
 
 def test_get_waits_for_another_thread(store):
+    started = time.monotonic()
     timer = threading.Timer(0.2, store.set, ("late", b"here"))
     timer.start()
-    started = time.monotonic()
-    assert store.get("late", 30) == b"here"
-    assert 0.15 < time.monotonic() - started < 10
+    assert store.get("late", 60) == b"here"
+    assert 0.15 < time.monotonic() - started < PROMPT
     timer.join()
 
 
@@ -100,7 +101,7 @@ def test_missing_ranks_are_all_named_with_one_deadline(store):
     ) as e:
         wait_for_ranks(store, lambda r: f"r{r}", range(5), 0.4)
     assert e.value.ranks == (2, 4)
-    assert 0.35 < time.monotonic() - started < 5
+    assert 0.35 < time.monotonic() - started < PROMPT
     assert wait_for_ranks(store, lambda r: f"r{r}", [0, 1, 3], 1) == {0: b"0", 1: b"1", 3: b"3"}
 
 
@@ -162,8 +163,8 @@ def test_large_values_and_limits(client):
 def test_wrong_secret_is_told_at_once(server):
     started = time.monotonic()
     with pytest.raises(AuthenticationError, match=r"secret differs.*RINGLEADER_SECRET"):
-        TcpStoreClient(["127.0.0.1"], server.port, b"another secret..", 30, rank=3)
-    assert time.monotonic() - started < 5
+        TcpStoreClient(["127.0.0.1"], server.port, b"another secret..", 60, rank=3)
+    assert time.monotonic() - started < PROMPT
 
 
 def garbage(port: int) -> list[socket.socket]:
@@ -223,17 +224,12 @@ def test_authenticated_nonsense_ends_that_connection_only(server, client):
 def test_a_client_that_leaves_while_waiting_is_forgotten(server, client):
     with pytest.raises(CollectiveTimeout):
         client.get("never", 0.1)
-    deadline = time.monotonic() + 10
-    while server._waiting and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not server._waiting
+    assert wait_until(lambda: not server._waiting)
     assert client.add("n", 1) == 1
 
 
 def test_client_waits_for_a_server_that_comes_up_late():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     servers: list[TcpStoreServer] = []
     timer = threading.Timer(0.4, lambda: servers.append(TcpStoreServer([("127.0.0.1", port)], SECRET)))
     timer.start()
@@ -248,12 +244,10 @@ def test_nobody_there():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-        started = time.monotonic()
         with pytest.raises(
             RendezvousError, match=rf"rank 2 could not reach the store at 127.0.0.1:{port} within 0.5 s"
         ) as e:
             TcpStoreClient(["127.0.0.1"], port, SECRET, 0.5, rank=2)
-    assert time.monotonic() - started < 5
     assert e.value.ranks == (0,)
 
 
@@ -283,7 +277,7 @@ def test_busy_port_is_reported_by_server_and_clients_within_5_s(behaviour):
     started = time.monotonic()
     with pytest.raises(RendezvousError, match=f"127.0.0.1:{port}"):
         TcpStoreClient(["127.0.0.1"], port, SECRET, 60, rank=1)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < PROMPT
     for conn in held:
         conn.close()
     listener.shutdown(socket.SHUT_RDWR)
@@ -310,6 +304,16 @@ def test_server_that_ends_is_told(server, client):
         client.get("a", 5)
 
 
+def test_a_server_whose_thread_has_ended_closes_quietly(server):
+    """The thread may see that it has to end before `close` wakes it: then nobody is there to be woken."""
+    server._closing = True
+    socket.create_connection(("127.0.0.1", server.port)).close()  # wakes the thread
+    assert wait_until(lambda: not server._thread.is_alive())
+    server._closing = False
+    server.close()
+    server.close()
+
+
 def test_closed_client(client):
     client.close()
     client.close()
@@ -330,7 +334,10 @@ def test_nothing_leaks():
             TcpStoreClient(["127.0.0.1"], server.port, SECRET + b"x", 5)
         client.close()
         server.close()
-    assert (descriptors(), threading.active_count()) == (before, threads)
+    assert wait_until(lambda: (descriptors(), threading.active_count()) == (before, threads)), (
+        descriptors() - before,
+        threading.active_count() - threads,
+    )
 
 
 def test_fork_does_not_share_the_connection(server, client):
@@ -352,10 +359,9 @@ def test_ctrl_c_ends_a_wait(server):
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "waiting\n"
     time.sleep(0.2)
-    started = time.monotonic()
     child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=20)
-    assert "KeyboardInterrupt" in errors and time.monotonic() - started < 5
+    _, errors = child.communicate(timeout=40)
+    assert "KeyboardInterrupt" in errors
 
 
 # --------------------------------------------------------------------------------------------------- the directory

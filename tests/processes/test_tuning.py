@@ -71,7 +71,7 @@ Run = Callable[[Settings], list[tuple[list[tuple[str, str, str]], list[str]]]]
 def run() -> Iterator[Run]:
     """Runs `_choices` in two ranks, each with its own settings."""
     with rl.WorkerGroup(2, transport="shm") as group:
-        yield lambda settings: group.run(_choices, settings, timeout=60)
+        yield lambda settings: group.run(_choices, settings, timeout=150)
 
 
 def test_a_table_is_loaded_by_itself(tmp_path: Path, run: Run) -> None:
@@ -171,7 +171,7 @@ def _tune(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
     environment["XDG_CONFIG_HOME"] = str(folder)
     done = subprocess.run(
         [sys.executable, *launcher, "-m", "ringleader", "tune", *arguments],
-        env=environment, capture_output=True, text=True, timeout=100, check=False,
+        env=environment, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -194,7 +194,7 @@ def test_hash_is_the_same_in_every_process() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=200,
         env={"PYTHONHASHSEED": "7"},
     )
     assert int(other.stdout) == algorithm_hash(name)

@@ -220,7 +220,7 @@ def test_help_and_version(capsys):
 
 def test_as_a_module():
     done = subprocess.run(
-        [sys.executable, "-m", "ringleader", "verify", "ring", "-n", "2"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "ringleader", "verify", "ring", "-n", "2"], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0 and "1 proved, 0 wrong" in done.stdout
 

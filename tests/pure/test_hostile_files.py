@@ -129,7 +129,7 @@ def test_hostile_files_cost_little(name: str) -> None:
     data = text.encode() if isinstance(text, str) else text
     limits = (resource.RLIMIT_CPU, (10, 10))  # far above what any takes: no test asserts how fast a machine is
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, reader], input=data, capture_output=True, timeout=60,
+        [sys.executable, "-c", CHILD, reader], input=data, capture_output=True, timeout=200,
         preexec_fn=lambda: resource.setrlimit(*limits),
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout, done.stderr.decode()[-500:]

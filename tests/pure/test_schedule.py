@@ -189,10 +189,10 @@ def test_two_million_transfers_are_built_and_composed_quickly() -> None:
     small, large = 128, 1024  # 64 times the transfers: allow for more than that, but not for a loop over them
     times = []
     for n in (small, large):
-        start = time.perf_counter()
+        start = time.thread_time()
         assert ring(n).transfers == 2 * n * (n - 1)
-        times.append(time.perf_counter() - start)
-    assert times[1] < 10
+        times.append(time.thread_time() - start)
+    assert times[1] < 10  # about 0.3 s
 
 
 # -------------------------------------------------------------------------------------------------------- algebra

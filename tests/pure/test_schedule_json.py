@@ -40,9 +40,9 @@ def test_schema_is_itself_valid() -> None:
 def test_large_schedules_are_read_in_reasonable_time() -> None:
     schedule = ring(256)
     text = to_json(schedule)
-    start = time.perf_counter()
+    start = time.thread_time()
     assert from_json(text) == schedule
-    assert time.perf_counter() - start < 30
+    assert time.thread_time() - start < 30
 
 
 def with_change(path: tuple[Any, ...], value: object) -> dict[str, Any]:
@@ -134,10 +134,10 @@ def test_huge_claims_cost_nothing() -> None:
     ]
     for text in texts:
         tracemalloc.start()
-        start = time.perf_counter()
+        start = time.thread_time()
         with pytest.raises(ScheduleError, match=r"^\$"):
             from_json(text)
-        assert time.perf_counter() - start < 10
+        assert time.thread_time() - start < 10
         assert tracemalloc.get_traced_memory()[1] < 16 * len(text) + 1_000_000
         tracemalloc.stop()
 

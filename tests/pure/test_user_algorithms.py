@@ -216,7 +216,7 @@ def test_files_are_loaded_at_the_start_of_every_process(tmp_path: Path) -> None:
         "import own\n"
     )
     environment = {"RINGLEADER_ALGORITHM_FILES": files, "PATH": "", "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout.strip() == "['allreduce_ncv4', 'from_a_file', 'from_module']", done.stderr
 
 

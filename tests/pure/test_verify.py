@@ -166,9 +166,9 @@ def test_too_large_to_verify() -> None:
 
 
 def test_thousand_ranks() -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     assert verify(ring(1024), lowered=False).ok
-    assert time.perf_counter() - start < 30  # about 0.7 s on an idle core
+    assert time.thread_time() - start < 30  # about 0.7 s on an idle core
 
 
 # -------------------------------------------------------------------------------------------------- lowered programs
@@ -199,10 +199,10 @@ def test_chosen_layouts() -> None:
 
 @needs_core
 def test_thousand_ranks_lowered() -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     report = verify(ring(1024)).raise_if_failed()
     assert list(report.instructions) == ["two nodes, push"]
-    assert time.perf_counter() - start < 60  # about 2.5 s on an idle core
+    assert time.thread_time() - start < 60  # about 2.5 s on an idle core
 
 
 @needs_core

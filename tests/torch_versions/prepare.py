@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What torch needs besides CUDA, what an editable install needs, and what the tests need.
 PACKAGES = (
     "typing-extensions>=4.10", "sympy>=1.13.1", "networkx", "jinja2", "fsspec", "filelock", "numpy", "setuptools",
-    "scikit-build-core>=0.10", "nanobind>=2.4", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5",
+    "scikit-build-core>=0.10", "nanobind>=2.4", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.7",
     "hypothesis>=6.100", "psutil>=5.9", "ml-dtypes>=0.4", "expecttest>=0.2",
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,13 +38,42 @@ class BlockCompressor(Counting):
         """The seed of the next step of `key`; `more` tells ranks and parts apart."""
         return self._counter.random(key, self._counter.next(key), *more)
 
-    def encode(self, out: NDArray[np.uint8], x: Floats, error: Floats | None, lost: Floats | None, seed: int) -> None:
-        """Encode `x`, or ``x + error``, into `out`, of `wire_bytes` bytes; leave what is lost in `lost`."""
+    def encode(
+        self,
+        out: NDArray[np.uint8],
+        x: Floats | Sequence[Floats],
+        error: Floats | None,
+        lost: Floats | None,
+        seed: int,
+    ) -> None:
+        """Encode `x`, or ``x + error``, into `out`, of `wire_bytes` bytes; leave what is lost in `lost`.
+
+        `x` may be a list of vectors that stand for one.
+        """
         _core.compress.encode(self.scheme, out, x, error, lost, None, 1.0, seed)
 
-    def decode(self, data: NDArray[np.uint8], out: Floats, accumulate: bool = False) -> None:
-        """Decode into `out`, or add to it."""
+    def decode(self, data: NDArray[np.uint8], out: Floats | Sequence[Floats], accumulate: bool = False) -> None:
+        """Decode into `out`, a vector or a list of vectors that stand for one, or add to it."""
         _core.compress.decode(self.scheme, out, data, accumulate)
+
+    def encode_sum(
+        self,
+        out: NDArray[np.uint8],
+        rows: NDArray[np.uint8],
+        elements: int,
+        factor: float,
+        error: Floats | None,
+        lost: Floats | None,
+        seed: int,
+    ) -> None:
+        """Encode `factor` times the sum of what the rows stand for, and `error`; leave what is lost in `lost`."""
+        _core.compress.encode_sum(self.scheme, out, rows, elements, factor, error, lost, seed)
+
+    def decode_sum(self, rows: NDArray[np.uint8], elements: int, factor: float) -> Floats:
+        """`factor` times the sum of what the rows stand for, shape (elements,)."""
+        result = np.empty(elements, np.float32)
+        _core.compress.decode_sum(self.scheme, result, rows, factor)
+        return result
 
     def compress(self, x: Any, key: str = "") -> Payload:
         """See `Compressor.compress`."""

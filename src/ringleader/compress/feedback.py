@@ -11,6 +11,7 @@ from ringleader import _core, errors
 from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, Shapes, State, as_floats
 from ringleader.compress.blocks import QSGD, BlockCompressor
 from ringleader.compress.memory import Memory
+from ringleader.compress.pieces import Pieces
 from ringleader.compress.sparse import TopK
 
 __all__ = ["DGC", "EFSGD", "ErrorFeedback"]
@@ -71,16 +72,17 @@ class ErrorFeedback(Compressor):
         """What is remembered of the array `key`; zeros at first, and where it had another size before."""
         return self.errors.current(key, elements)
 
-    def gather(self, x: Floats, key: str) -> Floats:
+    def gather(self, x: Pieces, key: str) -> Pieces:
         """What is to be compressed, without the error, which `error` gives."""
         return x
 
     def sent(self, payload: Payload, key: str) -> None:
         """Called with what was sent of the array `key`."""
 
-    def pending(self, x: Floats, key: str) -> Floats:
+    def pending(self, x: Pieces, key: str) -> Floats:
         """All that is to be sent, for a step without compression: nothing is remembered then."""
-        total = self.gather(x, key) + self.error(key, x.size)
+        total = np.empty(x.size, np.float32)
+        self.gather(x, key).add_to(total, self.error(key, x.size))
         self.errors.successor(key, x.size)[:] = 0
         return total
 
@@ -102,7 +104,7 @@ class ErrorFeedback(Compressor):
 
     def stage(self, x: Any, key: str) -> Payload:
         """`compress` within a transaction: what is lost counts as remembered after `commit`."""
-        values = self.gather(as_floats(x), key)
+        values = self.gather(Pieces([as_floats(x)]), key).joined()
         error, lost = self.error(key, values.size), self.errors.successor(key, values.size)
         payload = self.compressor.compress_with_error(values.reshape(np.shape(x)), error, lost, key)
         self.sent(payload, key)
@@ -219,12 +221,11 @@ class DGC(ErrorFeedback):
         self.momentum = momentum
         self.velocities = Memory("velocity")
 
-    def gather(self, x: Floats, key: str) -> Floats:
+    def gather(self, x: Pieces, key: str) -> Pieces:
         """The velocity: what the optimiser's momentum would make of this rank's gradient."""
         velocity = self.velocities.successor(key, x.size)
-        np.multiply(self.velocities.current(key, x.size), np.float32(self.momentum), out=velocity)
-        velocity += x
-        return velocity
+        x.add_to(velocity, self.velocities.current(key, x.size), self.momentum)
+        return Pieces([velocity])
 
     def sent(self, payload: Payload, key: str) -> None:
         """Stop the momentum of what was sent, and of what is not finite."""
@@ -238,7 +239,7 @@ class DGC(ErrorFeedback):
         super().forget()
         self.velocities.clear()
 
-    def pending(self, x: Floats, key: str) -> Floats:
+    def pending(self, x: Pieces, key: str) -> Floats:
         """See `ErrorFeedback.pending`."""
         total = super().pending(x, key)
         self.velocities.successor(key, x.size)[:] = 0

@@ -11,6 +11,7 @@ import numpy as np
 
 from ringleader import _core, errors
 from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, Shapes, State, as_floats, log
+from ringleader.compress.pieces import Pieces
 
 __all__ = ["PowerSGD"]
 
@@ -26,8 +27,15 @@ class _Part:
     columns: int
     rank: int
 
-    def of(self, x: Floats) -> Floats:
-        return x[self.begin : self.begin + self.rows * self.columns].reshape(self.rows, self.columns)
+    @property
+    def end(self) -> int:
+        return self.begin + self.rows * self.columns
+
+    def of(self, x: Floats | Pieces) -> Floats:
+        """The part of an array; of pieces, each of which has whole parts."""
+        found = x.whole(self.begin, self.end) if isinstance(x, Pieces) else x[self.begin : self.end]
+        assert found is not None
+        return found.reshape(self.rows, self.columns)
 
 
 class PowerSGD(Compressor):
@@ -124,14 +132,14 @@ class PowerSGD(Compressor):
 
     def average(
         self,
-        x: Floats,
+        x: Floats | Pieces,
         average: Average,
         key: str,
         shape: tuple[int, ...],
         error: Floats | None = None,
         lost: Floats | None = None,
-        out: Floats | None = None,
-    ) -> Floats:
+        out: Floats | Pieces | None = None,
+    ) -> Floats | Pieces:
         """The mean over ranks of `x`, compressed.
 
         Parameters
@@ -150,16 +158,18 @@ class PowerSGD(Compressor):
         Returns
         -------
         array
-            Shape (elements,): equal bits on all ranks.
+            `out` or a new array, shape (elements,): equal bits on all ranks.
         """
         parts = self.parts(key, x.size, shape)
         p, q = self._factor(x, parts, self._start(key, parts), average, error, lost)
         self._remember(key, q)
-        return self._expand(parts, p, q, np.empty(x.size, np.float32) if out is None else out, lost)
+        result = np.empty(x.size, np.float32) if out is None else out
+        self._expand(parts, p, q, result, lost)
+        return result
 
     def _factor(
         self,
-        x: Floats,
+        x: Floats | Pieces,
         parts: list[_Part],
         start: list[Floats],
         average: Average,
@@ -201,8 +211,8 @@ class PowerSGD(Compressor):
             self._factors.pop(key, None)
 
     def _expand(
-        self, parts: list[_Part], p: list[Floats], q: list[Floats], result: Floats, error: Floats | None
-    ) -> Floats:
+        self, parts: list[_Part], p: list[Floats], q: list[Floats], result: Floats | Pieces, error: Floats | None
+    ) -> None:
         queue = iter(q)
         for part, factor in zip(parts, p, strict=True):
             rest = None if error is None else part.of(error)
@@ -212,7 +222,6 @@ class PowerSGD(Compressor):
                 part.of(result)[:] = factor
                 if rest is not None:
                     rest[:] = 0
-        return result
 
     def compress(self, x: Any, key: str = "") -> Payload:
         """The factors of one rank's array alone. (Ranks together average the factors in two rounds, see `average`.)"""
@@ -237,7 +246,9 @@ class PowerSGD(Compressor):
                 size = part.columns * part.rank
                 q.append(np.ascontiguousarray(payload.data[at : at + size].reshape(part.columns, part.rank)))
                 at += size
-        return self._expand(parts, p, q, np.empty(payload.elements, np.float32) if out is None else out, None)
+        result = np.empty(payload.elements, np.float32) if out is None else out
+        self._expand(parts, p, q, result, None)
+        return result
 
     def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""

@@ -109,14 +109,15 @@ class TopK(Counting):
 
     def compress(self, x: Any, key: str = "") -> Payload:
         """See `Compressor.compress`."""
-        return self._select(as_floats(x), False, key)
+        return self.select_next(as_floats(x), False, key)
 
     def compress_with_error(self, x: Any, error: Floats, lost: Floats, key: str = "") -> Payload:
         """See `Compressor.compress_with_error`."""
         _core.compress.add(lost, error, as_floats(x))
-        return self._select(lost, True, key)
+        return self.select_next(lost, True, key)
 
-    def _select(self, x: Floats, clear: bool, key: str) -> Payload:
+    def select_next(self, x: Floats, clear: bool, key: str) -> Payload:
+        """What the next step of `key` sends of `x`; see `select`."""
         k, seed = self.next_amount(key, x.size)
         return self.select(x, k, clear, seed)
 

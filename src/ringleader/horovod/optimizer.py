@@ -62,12 +62,20 @@ class _Averaging:
         self._passes: int = options.pop("passes")
         self._sparse_as_dense: bool = options.pop("sparse_as_dense")
         limit = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_THRESHOLD))
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        self._groups = _grouped(parameters, groups, limit)
         self._names = names
+        self._grouping = (groups, limit)
+        self._hooks: list[Any] = []
+        self._regroup()
+
+    def _regroup(self) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        self._groups = _grouped(parameters, *self._grouping)
         self._next = 0
         self._skip = False
+        self._synchronized = False
         self._left = {id(p): self._passes for p in parameters}
+        for hook in self._hooks:
+            hook.remove()
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._hook(group))  # type: ignore[no-untyped-call]
             for group in self._groups
@@ -76,6 +84,7 @@ class _Averaging:
 
     def _hook(self, group: _Group) -> Any:
         def ready(parameter: torch.Tensor) -> None:
+            self._synchronized = False
             self._left[id(parameter)] -= 1
             if self._left[id(parameter)] < 0:
                 raise errors.InvalidArgument(
@@ -104,8 +113,13 @@ class _Averaging:
         group.handle = operations.grouped_allreduce_async_(gradients, name=name, **self._options)
         self._next += 1
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The optimizer's own; its parameters are averaged from now on. On all processes, between two steps."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._regroup()
+
     def synchronize(self) -> None:
-        """Wait until all gradients are averaged; to be followed by ``step()`` within `skip_synchronize`.
+        """Wait until all gradients are averaged, to look at them before ``step()``, which then does not average again.
 
         Raises
         ------
@@ -118,6 +132,7 @@ class _Averaging:
             for group in self._groups:
                 if group.handle is not None:
                     operations.synchronize(group.handle)
+            self._synchronized = True
         finally:
             self._next = 0
             self._left = dict.fromkeys(self._left, self._passes)
@@ -126,7 +141,7 @@ class _Averaging:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, ``step()`` does not wait: `synchronize` was called before (to clip gradients)."""
+        """Within it, ``step()`` does not wait."""
         self._skip = True
         try:
             yield
@@ -134,9 +149,18 @@ class _Averaging:
             self._skip = False
 
     def step(self, closure: Any = None) -> Any:
-        """Average what is not averaged yet, then the optimizer's own step."""
-        if not self._skip:
+        """Average what is not averaged yet, then the optimizer's own step; with a closure whenever that was called."""
+        if closure is not None and not self._skip:
+
+            def averaged() -> Any:
+                loss = closure()
+                self.synchronize()
+                return loss
+
+            return super().step(averaged)  # type: ignore[misc]
+        if not self._skip and not self._synchronized:
             self.synchronize()
+        self._synchronized = False
         return super().step(closure)  # type: ignore[misc]
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
@@ -227,6 +251,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     made: Any = type(kind.__name__, (_Averaging, kind), {})
     distributed = made.__new__(made)
     distributed.__dict__.update(optimizer.__dict__)
+    # A scheduler puts the plain optimizer's own step there, which would go past the averaging.
+    distributed.__dict__.pop("step", None)
     distributed._prepare(options, names, num_groups)
     return distributed
 

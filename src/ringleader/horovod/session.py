@@ -175,6 +175,8 @@ def add_process_set(members: ProcessSet | Sequence[int]) -> ProcessSet:
     members = members if isinstance(members, ProcessSet) else ProcessSet(members)
     if members.ranks is None:
         raise errors.InvalidArgument("the global process set is there from the start")
+    if members in _sets:
+        raise errors.InvalidArgument(f"the process set {members.ranks} is registered already")
     lane, ranks = global_process_set.lane, members.ranks
     members._open(lane.submit(lambda: lane.comm.subgroup(ranks)).result())
     _sets.append(members)

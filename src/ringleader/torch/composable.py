@@ -7,8 +7,6 @@ hooks, `DataParallel`) is found on the group itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -41,19 +39,9 @@ def backend_class() -> type[Group]:
     class BackendRingleader(Group, c10d.Backend):  # type: ignore[misc]
         """A backend whose collectives Ringleader runs."""
 
-        def __init__(
-            self,
-            store: Any,
-            rank: int,
-            size: int,
-            timeout: timedelta,
-            name: str,
-            ranks: list[int],
-            settings: Mapping[str, object],
-            hosts: Sequence[int] | None = None,
-        ) -> None:
+        def __init__(self, store: Any, rank: int, size: int, *more: Any) -> None:
             c10d.Backend.__init__(self, rank, size)
-            Group.__init__(self, store, rank, size, timeout, name, ranks, settings, hosts)
+            Group.__init__(self, store, rank, size, *more)
             self._holder.remember()  # C++ stands between torch's functions and this, and asks works later on
 
     return BackendRingleader

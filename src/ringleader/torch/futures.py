@@ -244,36 +244,42 @@ class CallbackThread:
         self._name = name
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the group's finalizer closes it, in the middle of anything
+        self._closed = False
 
     def chain(self, future: Any, callback: Callable[[Any], Any]) -> WorkFuture:
         """Call `callback` with `future` once that is completed, after all that was chained before."""
         result = WorkFuture(self, getattr(future, "devices", ()), getattr(future, "device", None))
-        if self._thread is None:
-            with self._lock:
+        with self._lock:
+            if not self._closed:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name=f"ringleader-then-{self._name}", daemon=True)
                     self._thread.start()
-        self._queue.put((future, callback, result))
+                self._queue.put((future, callback, result))
+                return result
+        self._call(future, callback, result)  # the group is gone: nothing can come in between any more
         return result
+
+    @staticmethod
+    def _call(future: Any, callback: Callable[[Any], Any], result: WorkFuture) -> None:
+        with result.scope():
+            with contextlib.suppress(Exception):  # the callback gets to see it, as with any future
+                future.wait()
+            try:
+                value = callback(future)
+            except Exception as error:
+                result.fail(error)
+            else:
+                result.set_result(value)
 
     def _run(self) -> None:
         act_for(self._name)
         while (entry := self._queue.get()) is not None:
-            future, callback, result = entry
-            with result.scope():
-                with contextlib.suppress(Exception):  # the callback gets to see it, as with any future
-                    future.wait()
-                try:
-                    value = callback(future)
-                except Exception as error:
-                    result.fail(error)
-                else:
-                    result.set_result(value)
-                    del value
-            del entry, future, callback, result
+            self._call(*entry)
+            del entry
 
     def close(self) -> None:
         """End the thread after what was chained so far. Does not wait."""
-        if self._thread is not None:
+        with self._lock:
+            self._closed = True
             self._queue.put(None)

@@ -14,18 +14,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import adapt, compress, errors
-from ringleader.compress.base import Compressor, Floats, log
+from ringleader.compress.base import Compressor, log
 from ringleader.compress.policy import LEAST_ELEMENTS, Policy
-from ringleader.runtime.compressed import all_reduce_vector
 from ringleader.torch.futures import WorkFuture
 from ringleader.torch.process_group import ProcessGroupRingleader
 from ringleader.torch.state import arrays_to_tensors, tensors_to_arrays
+from ringleader.torch.vectors import average_as_they_are, exact_type, joined, reduce_compressed, spread
 
 __all__ = [
     "AdaptiveHook",
@@ -137,7 +136,7 @@ class CompressionHook:
         """What DDP calls with each bucket, in the same order on all ranks: a future of its averaged buffer."""
         gradients = {
             self._names[id(parameter)]: gradient
-            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+            for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True)
         }
         index, names = bucket.index(), tuple(gradients)
         if self._step and not self._loaded_for and self._layout.get(index, names) != names:
@@ -215,13 +214,10 @@ class CompressionHook:
             chosen = self.policy.choose(name, x.shape) if compressed else None
             together.setdefault(id(chosen), (chosen, []))[1].append(x)
         for chosen, tensors in together.values():
-            vector = _joined(tensors)
             if chosen is None:
-                comm.all_reduce(vector, "avg")
-            else:
-                chosen.set_shapes(key, [tuple(x.shape) for x in tensors])
-                vector = all_reduce_vector(comm, vector, True, chosen, key, out=vector)
-            _spread(tensors, vector)
+                average_as_they_are(comm, tensors)
+                continue
+            reduce_compressed(comm, tensors, True, chosen, key)
 
 
 class _Several(Policy):
@@ -262,16 +258,16 @@ class AdaptiveHook(CompressionHook):
     def _average(self, key: str, gradients: dict[str, torch.Tensor], compressed: bool) -> None:
         comm = self._group._channel().comm
         tensors = list(gradients.values())
-        vector = _joined(tensors)
-        if not compressed:
-            comm.all_reduce(vector, "avg")
-        else:
-            if self.reduction is None:
-                self.reduction = adapt.AdaptiveAllReduce(comm, *self._wanted)
-            for each in self.policy.compressors():
-                each.set_shapes(key, [tuple(x.shape) for x in tensors])
-            self.reduction(vector, "avg", key=key)
-        _spread(tensors, vector)
+        if not compressed or exact_type(tensors[0]) is not torch.float32:
+            average_as_they_are(comm, tensors)
+            return
+        vector = joined(tensors, torch.float32)
+        if self.reduction is None:
+            self.reduction = adapt.AdaptiveAllReduce(comm, *self._wanted)
+        for each in self.policy.compressors():
+            each.set_shapes(key, [tuple(x.shape) for x in tensors])
+        self.reduction(vector.numpy(), "avg", key=key)
+        spread(tensors, vector)
 
 
 def _run(state: CompressionHook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -279,34 +275,13 @@ def _run(state: CompressionHook, bucket: dist.GradBucket) -> torch.futures.Futur
     return state.reduce(bucket)
 
 
-def _joined(tensors: Sequence[torch.Tensor]) -> Floats:
-    """All elements as one vector of float32: where they lie, if side by side, as in DDP's buckets; else a copy."""
-    first, end = tensors[0], tensors[0].data_ptr()
-    for x in tensors:
-        if x.dtype != torch.float32 or not x.is_contiguous() or x.data_ptr() != end:
-            break
-        end += x.nbytes
-    else:
-        storage = first.untyped_storage()
-        if end <= storage.data_ptr() + storage.nbytes():  # else they are neighbours by chance
-            elements = sum(x.numel() for x in tensors)
-            return torch.empty(0).set_(storage, first.storage_offset(), (elements,), (1,)).numpy()
-    result = np.empty(sum(x.numel() for x in tensors), np.float32)
-    block, at = torch.from_numpy(result), 0
-    for x in tensors:
-        block[at : at + x.numel()].view(x.shape).copy_(x.detach())
-        at += x.numel()
-    return result
-
-
-def _spread(tensors: Sequence[torch.Tensor], vector: Floats) -> None:
-    """The elements of a vector back to the tensors, unless it is where they lie."""
-    if vector.ctypes.data == tensors[0].data_ptr():
-        return
-    block, at = torch.from_numpy(vector), 0
-    for x in tensors:
-        x.detach().copy_(block[at : at + x.numel()].view(x.shape))
-        at += x.numel()
+def _gradients(bucket: Any) -> list[torch.Tensor]:
+    """Parts of the bucket's buffer. A complex gradient is one of real numbers there, of which torch gives half only."""
+    parameters, buffer = bucket.parameters(), bucket.buffer()
+    if not parameters[0].is_complex():  # a bucket has one type
+        return list(bucket.gradients())
+    parts = torch.split(buffer, [2 * p.numel() for p in parameters])
+    return [part.view(*p.shape, 2) for p, part in zip(parameters, parts, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------- by name

@@ -277,23 +277,13 @@ class ProcessGroupRingleader(Group, dist.ProcessGroup):  # type: ignore[misc]
 
     Parameters
     ----------
-    store, rank, size, timeout, name, ranks, settings, hosts
+    store, rank, size, more
         See `Group`.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        name: str,
-        ranks: list[int],
-        settings: Mapping[str, object],
-        hosts: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, store: Any, rank: int, size: int, *more: Any) -> None:
         dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
-        Group.__init__(self, store, rank, size, timeout, name, ranks, settings, hosts)
+        Group.__init__(self, store, rank, size, *more)
 
 
 def create(options: Any, backend_options: Any) -> Group:

@@ -77,6 +77,8 @@ class RingleaderWork(dist.Work):
         self._future: WorkFuture | None = None
         self._callback_thread: CallbackThread | None = None
         self._lock = threading.Lock() if stores else None
+        # Copies are made in the caller's mode, whichever thread makes them: only so they may write to its tensors.
+        self._inference = bool(stores) and torch.is_inference_mode_enabled()
         self._source = -1
         self._recording: Recording | None = None
 
@@ -108,9 +110,10 @@ class RingleaderWork(dist.Work):
             self._source = self._native.source
         if error is None:
             try:
-                for store in self._stores:
-                    store()
-            except errors.RingleaderError as problem:
+                with torch.inference_mode(self._inference) if self._stores else nullcontext():
+                    for store in self._stores:
+                        store()
+            except Exception as problem:  # whoever waits gets to know, nobody else
                 error = problem
         self._error = None if error is None else torch_error(error)
         self._stores = ()
@@ -276,9 +279,9 @@ class Holder:
         deadline = time.monotonic() + limit
         for each in list(self._live.values()):
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left < 1e-3:  # a limit of 0 is none
                 break
-            with suppress(errors.RingleaderError):  # who waits for the work gets to know
+            with suppress(Exception):  # who waits for the work gets to know
                 each.wait(timedelta(seconds=left))
         self.sweep()
         self._forget_tensors()

@@ -1,16 +1,17 @@
 """Collectives on compressed arrays, see docs/compression.md.
 
 `entry` has the calls, `cost` says what they send and whether that pays, `reduction` and `scatter` how payloads of each
-kind are reduced, `lane` what runs beside the caller.
+kind are reduced, `scratch` memory that is used again, `lane` what runs beside the caller.
 """
 
 from ringleader.runtime.compressed.cost import exchanges, pays, sent_bytes
-from ringleader.runtime.compressed.entry import all_reduce, all_reduce_vector
+from ringleader.runtime.compressed.entry import all_reduce, all_reduce_pieces, all_reduce_vector
 from ringleader.runtime.compressed.lane import lane_or_none
 from ringleader.runtime.compressed.scatter import check_scatters, reduce_scatter_vector
 
 __all__ = [
     "all_reduce",
+    "all_reduce_pieces",
     "all_reduce_vector",
     "check_scatters",
     "exchanges",

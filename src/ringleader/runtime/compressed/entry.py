@@ -11,6 +11,7 @@ import numpy as np
 
 from ringleader import errors
 from ringleader.compress.base import Compressor, Floats, Keyed, as_floats
+from ringleader.compress.pieces import Pieces
 from ringleader.runtime import arrays
 from ringleader.runtime.compressed.cost import pays
 from ringleader.runtime.compressed.lane import lane_of, lane_or_none
@@ -21,7 +22,7 @@ from ringleader.runtime.work import Work
 if TYPE_CHECKING:
     from ringleader.runtime.communicator import Communicator
 
-__all__ = ["all_reduce", "all_reduce_vector", "pays", "transaction"]
+__all__ = ["all_reduce", "all_reduce_pieces", "all_reduce_vector", "pays", "transaction"]
 
 
 def all_reduce(
@@ -152,19 +153,49 @@ def all_reduce_vector(
     array
         `out` or a new one, shape (elements,), with equal bits on all ranks.
     """
-    if comm.size == 1:
-        result = x if out is not None else x.copy()
-    else:
-        reduction = Reduction(comm, average, compressor, key, timeout, out)
-        with transaction(compressor, key):
-            if dense or x.size == 0 or not pays(comm, compressor, x.size):
-                result = reduction.dense(x)
-            else:
-                result = reduction.run(x, shape or x.shape)
-    if out is None or result.ctypes.data == out.ctypes.data:
-        return result
-    out[:] = result
+    if comm.size > 1:
+        room = None if out is None else Pieces([out])
+        result = _reduce(comm, Pieces([x]), average, compressor, key, shape or x.shape, timeout, room, dense)
+        return result.joined()
+    if out is None:
+        return x.copy()
+    if out.ctypes.data != x.ctypes.data:
+        out[:] = x
     return out
+
+
+def all_reduce_pieces(
+    comm: Communicator, x: Pieces, average: bool, compressor: Compressor, key: str = "", timeout: float | None = None
+) -> None:
+    """Replace an array that lies in several pieces by its mean or sum over all ranks; see `all_reduce_vector`.
+
+    Examples
+    --------
+    >>> import ringleader as rl
+    >>> from ringleader.compress import FP16
+    >>> with rl.init(rank=0, size=1) as comm:
+    ...     all_reduce_pieces(comm, Pieces([np.ones(2, np.float32)]), True, FP16())
+    """
+    if comm.size > 1:
+        _reduce(comm, x, average, compressor, key, (x.size,), timeout, x, False)
+
+
+def _reduce(
+    comm: Communicator,
+    x: Pieces,
+    average: bool,
+    compressor: Compressor,
+    key: str,
+    shape: tuple[int, ...],
+    timeout: float | None,
+    out: Pieces | None,
+    dense: bool,
+) -> Pieces:
+    reduction = Reduction(comm, average, compressor, key, timeout, out)
+    with transaction(compressor, key):
+        if dense or x.size == 0 or not pays(comm, compressor, x.size):
+            return reduction.dense(x)
+        return reduction.run(x, shape)
 
 
 @contextmanager

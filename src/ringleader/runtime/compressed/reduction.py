@@ -18,8 +18,10 @@ from ringleader.compress.blocks import BlockCompressor
 from ringleader.compress.casts import Cast
 from ringleader.compress.feedback import ErrorFeedback
 from ringleader.compress.low_rank import PowerSGD
+from ringleader.compress.pieces import Pieces
 from ringleader.compress.sparse import TopK, pack, unpack
 from ringleader.runtime.compressed.cost import scatters
+from ringleader.runtime.compressed.scratch import scratch_of
 
 if TYPE_CHECKING:
     from ringleader.runtime.communicator import Communicator
@@ -57,22 +59,26 @@ class Reduction:
         compressor: Compressor,
         key: str,
         timeout: float | None,
-        out: Floats | None = None,
+        out: Pieces | None = None,
     ) -> None:
         self.comm, self.n, self.out = comm, comm.size, out
         self.average, self.key, self.timeout = average, key, timeout
         self.feedback = compressor if isinstance(compressor, ErrorFeedback) else None
         self.compressor = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
+        self.scratch = scratch_of(comm)
 
-    def dense(self, x: Floats) -> Floats:
+    def dense(self, x: Pieces) -> Pieces:
         """Without compression, and nothing remembered."""
-        total = x
-        if self.feedback is not None:
+        if self.feedback is None:
+            total = x.joined()
+        else:
             total = self.feedback.pending(x, self.key)
             self._add_lost_of_shard(self.feedback, total)
         out = self._room(x.size)
-        into = None if out.ctypes.data == total.ctypes.data else out
+        whole = out.parts[0] if len(out.parts) == 1 else total
+        into = None if whole.ctypes.data == total.ctypes.data else whole
         self.comm.all_reduce(total, "avg" if self.average else "sum", out=into, timeout=self.timeout)
+        out.store(whole)
         return out
 
     def _add_lost_of_shard(self, feedback: ErrorFeedback, total: Floats) -> None:
@@ -83,26 +89,26 @@ class Reduction:
             total[lo:hi] += lost * np.float32(1 if self.compressor.kind == "sparse" and not self.average else self.n)
             feedback.shard_errors.successor(self.key, lost.size)[:] = 0
 
-    def run(self, x: Floats, shape: tuple[int, ...]) -> Floats:
+    def run(self, x: Pieces, shape: tuple[int, ...]) -> Pieces:
         """The reduction that fits the compressor."""
         self._agree_on_steps()
         compressor = self.compressor
         if isinstance(compressor, Cast) and self.feedback is None:
-            return self._cast(compressor, x)
+            return self._cast(compressor, x.joined())
         if isinstance(compressor, BlockCompressor):
             return self._blocks(compressor, x)
         if isinstance(compressor, PowerSGD):
             return self._low_rank(compressor, x, shape)
-        if self.feedback is None:
-            payload = compressor.compress(x.reshape(shape), self.key)
-        else:
-            payload = self.feedback.stage(x.reshape(shape), self.key)
-        if compressor.kind == "linear":
-            return self._linear(payload)
         if isinstance(compressor, TopK):
+            payload = self._largest(compressor, x)
             scattered = scatters(compressor, self.n, remembers=self.feedback is not None)
             return self._scattered(compressor, payload) if scattered else self._gathered_sparse(payload)
-        return self._gathered(payload)
+        values = x.joined().reshape(shape)
+        if self.feedback is None:
+            payload = compressor.compress(values, self.key)
+        else:
+            payload = self.feedback.stage(values, self.key)
+        return self._linear(payload) if compressor.kind == "linear" else self._gathered(payload)
 
     def _agree_on_steps(self) -> None:
         """Where ranks must be in the same step, make it the latest of all. Once for each array and communicator.
@@ -123,48 +129,62 @@ class Reduction:
         self.comm.all_reduce(most, "max", timeout=self.timeout)
         return int(most[0])
 
-    def _memory(self, x: Floats) -> tuple[Floats, Floats | None, Floats | None]:
+    def _memory(self, x: Pieces) -> tuple[Pieces, Floats | None, Floats | None]:
         """With error feedback: what is to be sent without the error, the error, and room for the next one."""
         if self.feedback is None:
             return x, None, None
         x = self.feedback.gather(x, self.key)
         return x, self.feedback.error(self.key, x.size), self.feedback.errors.successor(self.key, x.size)
 
-    def _room(self, elements: int) -> Floats:
+    def _room(self, elements: int) -> Pieces:
         """Where the result is to be."""
-        return np.empty(elements, np.float32) if self.out is None else self.out
+        return Pieces([np.empty(elements, np.float32)]) if self.out is None else self.out
 
-    def _finish(self, total: Floats) -> Floats:
+    def _finish(self, total: Pieces) -> Pieces:
         """The mean, if that is asked for, of a sum."""
         if self.average:
-            total *= np.float32(1.0 / self.n)
+            total.multiply(1.0 / self.n)
         return total
 
     # ------------------------------------------------------------------------------------------- linear
 
-    def _cast(self, compressor: Cast, x: Floats) -> Floats:
+    def _cast(self, compressor: Cast, x: Floats) -> Pieces:
         total, scale = compressor.scaled(x, self.n)
         self.comm.all_reduce(total, "sum", wire=compressor.scheme, timeout=self.timeout)
         factor = np.float32(1.0 / (scale * self.n) if self.average else 1.0 / scale)
-        return np.multiply(total, factor, out=self._room(total.size))
+        out = self._room(total.size)
+        for lo, hi, part in out.placed():
+            np.multiply(total[lo:hi], factor, out=part)
+        return out
 
-    def _linear(self, payload: Payload) -> Floats:
+    def _linear(self, payload: Payload) -> Pieces:
         self.comm.all_reduce(payload.data, "sum", wire="f32", timeout=self.timeout)
-        return self._finish(self.compressor.decompress(payload, self.out))
+        out = self._room(payload.elements)
+        whole = out.parts[0] if len(out.parts) == 1 else None
+        out.store(self.compressor.decompress(payload, whole))
+        return self._finish(out)
 
-    def _low_rank(self, compressor: PowerSGD, x: Floats, shape: tuple[int, ...]) -> Floats:
+    def _low_rank(self, compressor: PowerSGD, x: Pieces, shape: tuple[int, ...]) -> Pieces:
         def mean(factors: Floats) -> None:
             self.comm.all_reduce(factors, "avg", wire="f32", timeout=self.timeout)
 
+        out = self._room(x.size)
+        if all(out.whole(part.begin, part.end) is not None for part in compressor.parts(self.key, x.size, shape)):
+            room = out
+        else:  # pieces that do not consist of whole matrices
+            room = Pieces([np.empty(x.size, np.float32)])
+            x = Pieces([x.joined()])
         x, error, lost = self._memory(x)
-        result = compressor.average(x, mean, self.key, shape, error, lost, self.out)
+        compressor.average(x, mean, self.key, shape, error, lost, room)
+        if room is not out:
+            out.store(room.joined())
         if not self.average:
-            result *= np.float32(self.n)
-        return result
+            out.multiply(self.n)
+        return out
 
     # ------------------------------------------------------------------------------------------- blocks
 
-    def _blocks(self, compressor: BlockCompressor, x: Floats) -> Floats:
+    def _blocks(self, compressor: BlockCompressor, x: Pieces) -> Pieces:
         """Each rank gets its shard from all, adds them in order of ranks, and sends the mean of it to all, compressed
         again.
 
@@ -174,54 +194,63 @@ class Reduction:
         bounds = shards(x.size, n)
         nbytes = [compressor.wire_bytes(hi - lo) for lo, hi in bounds]
         seed = compressor.next_seed(self.key, rank)
-        # A mean also for a sum, which half precision might not hold.
-        shard = self.block_shard(compressor, x, bounds, seed, 1.0 / n)
-        error, lost = None, None
+        received = self.exchange_blocks(compressor, x, bounds, seed)
+        error, lost, elements = None, None, bounds[rank][1] - bounds[rank][0]
         if self.feedback is not None:
-            error = self.feedback.shard_errors.current(self.key, shard.size)
-            lost = self.feedback.shard_errors.successor(self.key, shard.size)
-        mine = np.zeros(nbytes[0], np.uint8)
-        compressor.encode(mine[: nbytes[rank]], shard, error, lost, ~seed & 0xFFFFFFFF)
-        gathered = self.comm.all_gather(mine, timeout=self.timeout)
+            error = self.feedback.shard_errors.current(self.key, elements)
+            lost = self.feedback.shard_errors.successor(self.key, elements)
+        gathered = self.scratch("gathered", n, nbytes[0])
+        mine = gathered[rank, : nbytes[rank]]
+        gathered[rank, nbytes[rank] :] = 0
+        # A mean also for a sum, which half precision might not hold.
+        compressor.encode_sum(mine, received, elements, 1.0 / n, error, lost, ~seed & 0xFFFFFFFF)
+        self.comm.all_gather(gathered[rank], out=gathered, timeout=self.timeout)
         result = self._room(x.size)
         for r, (lo, hi) in enumerate(bounds):
-            compressor.decode(gathered[r, : nbytes[r]], result[lo:hi])
+            compressor.decode(gathered[r, : nbytes[r]], result.between(lo, hi))
         if not self.average:
-            result *= np.float32(n)
+            result.multiply(n)
         return result
 
-    def block_shard(
-        self, compressor: BlockCompressor, x: Floats, bounds: list[tuple[int, int]], seed: int, scale: float
-    ) -> Floats:
-        """This rank's shard of the sum over ranks, each of which encodes all shards; multiplied by `scale`."""
+    def exchange_blocks(
+        self, compressor: BlockCompressor, x: Pieces, bounds: list[tuple[int, int]], seed: int
+    ) -> NDArray[np.uint8]:
+        """This rank's shard as each rank encodes it: a row for each of them, whose end may be padding."""
         x, error, lost = self._memory(x)
         nbytes = [compressor.wire_bytes(hi - lo) for lo, hi in bounds]
-        sent = np.zeros((self.n, nbytes[0]), np.uint8)
+        sent = self.scratch("sent", self.n, nbytes[0])
         for r, (lo, hi) in enumerate(bounds):
             before = None if error is None else error[lo:hi]
             after = None if lost is None else lost[lo:hi]
-            compressor.encode(sent[r, : nbytes[r]], x[lo:hi], before, after, seed ^ r << 16)
-        received = self.comm.all_to_all(sent, timeout=self.timeout)
-        lo, hi = bounds[self.comm.rank]
-        shard = np.empty(hi - lo, np.float32)
-        for r, row in enumerate(received):
-            compressor.decode(row[: nbytes[self.comm.rank]], shard, accumulate=r > 0)
-        shard *= np.float32(scale)
-        return shard
+            compressor.encode(sent[r, : nbytes[r]], x.between(lo, hi), before, after, seed ^ r << 16)
+            sent[r, nbytes[r] :] = 0
+        received = self.scratch("received", self.n, nbytes[0])
+        self.comm.all_to_all(sent, out=received, timeout=self.timeout)
+        return received
 
     # ------------------------------------------------------------------------------------------- sparse
 
-    def _gathered_sparse(self, payload: Payload) -> Floats:
+    def _largest(self, compressor: TopK, x: Pieces) -> Payload:
+        """What this rank sends."""
+        x, error, lost = self._memory(x)
+        if self.feedback is None or error is None or lost is None:
+            return compressor.compress(x.joined(), self.key)
+        x.add_to(lost, error)
+        payload = compressor.select_next(lost, True, self.key)
+        self.feedback.sent(payload, self.key)
+        return payload
+
+    def _gathered_sparse(self, payload: Payload) -> Pieces:
         table = self.comm.all_gather(payload.data, timeout=self.timeout)
         return self._sum_of(table, self._room(payload.elements), 1.0 / self.n if self.average else 1.0)
 
-    def _sum_of(self, table: NDArray[np.uint32], total: Floats, scale: float) -> Floats:
-        total[:] = 0
+    def _sum_of(self, table: NDArray[np.uint32], total: Pieces, scale: float) -> Pieces:
+        total.fill(0)
         for row in table:
-            _core.compress.scatter_add(total, *unpack(row), scale)
+            _core.compress.scatter_add(total.parts, *unpack(row), scale)
         return total
 
-    def _scattered(self, compressor: TopK, payload: Payload) -> Floats:
+    def _scattered(self, compressor: TopK, payload: Payload) -> Pieces:
         """Rank r sums what falls into the r-th part, selects the largest of it again; all get all selections.
 
         With error feedback each rank selects its share of k, and remembers the rest. Without, it sends all that is not
@@ -243,15 +272,16 @@ class Reduction:
         lo, hi = min(rank * size, elements), min((rank + 1) * size, elements)
         if hi == lo:  # nothing is sent to an empty part, but its messages have places
             received = received[:, :0]
-        shard = self._sum_of(received, np.empty(hi - lo, np.float32), 1.0 / n if self.average else 1.0)
+        shard = np.empty(hi - lo, np.float32)
+        self._sum_of(received, Pieces([shard]), 1.0 / n if self.average else 1.0)
         chosen = self._reselect(compressor, shard, -(-payload.data.size // 2 // n))
         table = self.comm.all_gather(chosen, timeout=self.timeout)
         result = self._room(elements)
-        result[:] = 0
+        result.fill(0)
         for r, row in enumerate(table):
             lo, hi = min(r * size, elements), min((r + 1) * size, elements)
             if hi > lo:
-                _core.compress.scatter_add(result[lo:hi], *unpack(row))
+                _core.compress.scatter_add(result.between(lo, hi), *unpack(row))
         return result
 
     def _reselect(self, compressor: TopK, shard: Floats, share: int) -> NDArray[np.uint32]:
@@ -269,7 +299,7 @@ class Reduction:
 
     # ----------------------------------------------------------------------------------------- any other
 
-    def _gathered(self, payload: Payload) -> Floats:
+    def _gathered(self, payload: Payload) -> Pieces:
         """Payloads of any length from all ranks, decompressed and added in the order of ranks."""
         data = np.ascontiguousarray(payload.data)
         lengths = self.comm.all_gather(np.array([data.size], np.int64), timeout=self.timeout).reshape(-1)
@@ -280,4 +310,6 @@ class Reduction:
         for row, length in zip(table, lengths, strict=True):
             other = Payload(row[:length], payload.elements, shape=payload.shape, key=payload.key)
             _core.compress.add(total, total, self.compressor.decompress(other))
-        return self._finish(total)
+        out = self._room(total.size)
+        out.store(total)
+        return self._finish(out)

@@ -12,6 +12,7 @@ from ringleader.compress.base import Compressor, Floats, Payload
 from ringleader.compress.blocks import BlockCompressor
 from ringleader.compress.feedback import ErrorFeedback
 from ringleader.compress.low_rank import PowerSGD
+from ringleader.compress.pieces import Pieces
 from ringleader.compress.sparse import RandomK, TopK, pack, unpack
 from ringleader.runtime.compressed.cost import pays
 from ringleader.runtime.compressed.entry import transaction
@@ -82,16 +83,16 @@ def reduce_scatter_vector(
     scatter = _Scatter(comm, average, compressor, key, timeout)
     with transaction(compressor, key):
         if x.size == 0 or not pays(comm, compressor, x.size):
-            return scatter.dense(x)
+            return scatter.whole(x)
         return scatter.shard(x)
 
 
 class _Scatter(Reduction):
     """One compressed reduce-scatter."""
 
-    def dense(self, x: Floats) -> Floats:
+    def whole(self, x: Floats) -> Floats:
         """Without compression, and nothing remembered."""
-        total = x if self.feedback is None else self.feedback.pending(x, self.key)
+        total = x if self.feedback is None else self.feedback.pending(Pieces([x]), self.key)
         op = "avg" if self.average else "sum"
         shard: Floats = self.comm.reduce_scatter(total.reshape(self.n, -1), op=op, timeout=self.timeout)
         return shard.reshape(-1)
@@ -102,22 +103,23 @@ class _Scatter(Reduction):
         compressor, bounds = self.compressor, shards(x.size, self.n)
         if isinstance(compressor, BlockCompressor):
             seed = compressor.next_seed(self.key, self.comm.rank)
-            return self.block_shard(compressor, x, bounds, seed, 1.0 / self.n if self.average else 1.0)
+            rows = self.exchange_blocks(compressor, Pieces([x]), bounds, seed)
+            return compressor.decode_sum(rows, x.size // self.n, 1.0 / self.n if self.average else 1.0)
         if isinstance(compressor, TopK):
-            return self._largest(compressor, x)
+            return self._largest_of_each(compressor, x)
         if isinstance(compressor, RandomK):
             return self._random(compressor, x)
         return self._any(x, bounds)
 
     def _total(self, x: Floats) -> tuple[Floats, bool]:
         """What is to be sent, as rows of shards; whether it is memory, to be cleared of what is sent."""
-        x, error, lost = self._memory(x)
+        values, error, lost = self._memory(Pieces([x]))
         if error is None or lost is None:
             return x.reshape(self.n, -1), False
-        _core.compress.add(lost, error, x)
+        values.add_to(lost, error)
         return lost.reshape(self.n, -1), True
 
-    def _largest(self, compressor: TopK, x: Floats) -> Floats:
+    def _largest_of_each(self, compressor: TopK, x: Floats) -> Floats:
         """The same number of each shard."""
         total, remembers = self._total(x)
         size = total.shape[1]
@@ -127,7 +129,8 @@ class _Scatter(Reduction):
             self.feedback.sent(_joined(payloads, size), self.key)
         sent = np.stack([payload.data for payload in payloads])
         received: NDArray[np.uint32] = self.comm.all_to_all(sent, timeout=self.timeout)
-        return self._sum_of(received, np.empty(size, np.float32), 1.0 / self.n if self.average else 1.0)
+        shard = Pieces([np.empty(size, np.float32)])
+        return self._sum_of(received, shard, 1.0 / self.n if self.average else 1.0).joined()
 
     def _random(self, compressor: RandomK, x: Floats) -> Floats:
         """The same places of each shard."""
@@ -137,12 +140,12 @@ class _Scatter(Reduction):
         if remembers:
             _core.compress.clean(total.reshape(-1))
         values: Floats = self.comm.reduce_scatter(sent, op="sum", wire="f32", timeout=self.timeout)
-        return self._finish(compressor.decompress(Payload(values, total.shape[1], index)))
+        return self._finish(Pieces([compressor.decompress(Payload(values, total.shape[1], index))])).joined()
 
     def _any(self, x: Floats, bounds: list[tuple[int, int]]) -> Floats:
         """Payloads of any length, one for each rank; decompressed and added in the order of ranks."""
-        x, error, lost = self._memory(x)
-        payloads = []
+        pieces, error, lost = self._memory(Pieces([x]))
+        x, payloads = pieces.joined(), []
         for r, (lo, hi) in enumerate(bounds):
             name = f"{self.key}/{r}"
             if error is None or lost is None:
@@ -160,7 +163,7 @@ class _Scatter(Reduction):
         for row, length in zip(received, lengths, strict=True):
             other = Payload(row[:length], mine.elements, shape=mine.shape, key=mine.key)
             _core.compress.add(total, total, self.compressor.decompress(other))
-        return self._finish(total)
+        return self._finish(Pieces([total])).joined()
 
 
 def _joined(payloads: list[Payload], size: int) -> Payload:

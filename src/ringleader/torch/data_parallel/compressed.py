@@ -12,11 +12,11 @@ from torch import Tensor
 from ringleader.compress import Compressor, ErrorFeedback, Policy
 from ringleader.errors import InvalidArgument, RingleaderError
 from ringleader.runtime.communicator import Communicator
-from ringleader.runtime.compressed import all_reduce_vector
 from ringleader.torch.data_parallel.buckets import Bucket
 from ringleader.torch.data_parallel.transport import CommunicatorTransport, Transport
 from ringleader.torch.errors import torch_error
 from ringleader.torch.state import arrays_to_tensors, tensors_to_arrays
+from ringleader.torch.vectors import reduce_compressed
 
 __all__ = ["Compression"]
 
@@ -26,21 +26,21 @@ class _Part:
 
     def __init__(self, key: str, compressor: Compressor | None, views: list[Tensor]) -> None:
         self.key, self.compressor, self.views = key, compressor, views
+        if compressor is not None:
+            return
         sizes = [view.numel() for view in views]
-        self._vector = torch.zeros(sum(sizes), dtype=views[0].dtype if compressor is None else torch.float32)
+        self._vector = torch.zeros(sum(sizes), dtype=views[0].dtype)
         pieces = torch.split(self._vector, sizes)
         self._pieces = [piece.view(view.shape) for piece, view in zip(pieces, views, strict=True)]
 
     @torch.no_grad()
     def reduce(self, comm: Communicator, average: bool) -> None:
         """Replace the gradients by their mean or sum over all ranks."""
+        if self.compressor is not None:
+            reduce_compressed(comm, self.views, average, self.compressor, self.key)
+            return
         torch._foreach_copy_(self._pieces, self.views)
-        if self.compressor is None:
-            comm.all_reduce(self._vector, "avg" if average else "sum")
-        else:
-            self.compressor.set_shapes(self.key, [tuple(view.shape) for view in self.views])
-            vector = self._vector.numpy()
-            all_reduce_vector(comm, vector, average, self.compressor, self.key, out=vector)
+        comm.all_reduce(self._vector, "avg" if average else "sum")
         torch._foreach_copy_(self.views, self._pieces)
 
 

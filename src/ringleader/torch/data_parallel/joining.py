@@ -16,6 +16,31 @@ from ringleader.torch.data_parallel.start import broadcast_from_first
 __all__ = ["JoiningMixin", "ShadowHook"]
 
 
+class _JoinOne(Join):
+    """Torch's context for one model, which is as before after it. (Torch's own leaves it joining.)"""
+
+    def __init__(self, model: JoiningMixin, *arguments: Any, **named: Any) -> None:
+        self._model, self._before = model, model._join_config
+        self._at_the_end = False
+        super().__init__([model], *arguments, **named)
+
+    def __enter__(self) -> None:
+        # Rounds in here are not recorded (who has joined cannot take part in planning): no reason to send late.
+        model, reducer = self._model, self._model.reducer
+        self._at_the_end = reducer.at_the_end
+        if self._enable and model.plan() is None:
+            reducer.at_the_end = model._options.at_the_end
+        super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> Any:
+        try:
+            return super().__exit__(*raised)
+        finally:
+            reducer = self._model.reducer
+            self._model._join_config = self._before
+            reducer.scale, reducer.at_the_end = None, self._at_the_end
+
+
 class ShadowHook(JoinHook):
     """What a rank without data does for each step of the others, in the same order as `DataParallel.forward`."""
 
@@ -39,7 +64,6 @@ class JoiningMixin(Joinable):
 
     _options: Options
     _overlap: str
-    _state: list[Tensor]
     _sync: bool
 
     def __init__(self) -> None:
@@ -58,6 +82,14 @@ class JoiningMixin(Joinable):
 
     def sync_buffers(self, active: bool = True) -> None:
         """Give buffers the values of one rank."""
+        raise NotImplementedError
+
+    def plan(self) -> Any:
+        """What was planned, None if nothing was."""
+        raise NotImplementedError
+
+    def current_state(self) -> list[Tensor]:
+        """Parameters and buffers."""
         raise NotImplementedError
 
     def join(
@@ -86,8 +118,8 @@ class JoiningMixin(Joinable):
         tensor([3.])
         >>> dist.destroy_process_group()
         """
-        return Join(
-            [self],
+        return _JoinOne(
+            self,
             enable,
             throw_on_early_termination,
             divide_by_initial_world_size=divide_by_initial_world_size,
@@ -142,4 +174,4 @@ class JoiningMixin(Joinable):
 
     def broadcast_state(self, root: int) -> None:
         """Give all ranks the parameters and buffers of rank `root` of the group; collective."""
-        broadcast_from_first(self._state, self.reducer.transport, root)
+        broadcast_from_first(self.current_state(), self.reducer.transport, root)

@@ -146,7 +146,7 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
             overlap == "off",
         )
         self._overlap = overlap
-        self._cap_bytes = max(1, int(bucket_cap_mb * (1 << 20)))
+        self._cap_bytes = max(1, int(min(bucket_cap_mb, 1 << 40) * (1 << 20)))  # also infinity
         self._sync = True
         self._defer = False
         self._group: Any = None
@@ -180,9 +180,9 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
         verify_alike([*parameters, *buffers], group)
         self._group = group
         self._transport: Transport = transport_for(group, slots[0].parameter.device)
-        self._state = [*(p for _, p in parameters), *(b for _, b in buffers)]
-        broadcast_from_first(self._state, self._transport)
-        self._buffers_sync = BufferSync([b for _, b in buffers], self._transport) if buffers else None
+        self._buffers_sync = BufferSync(self.module, [n for n, _ in buffers], self._transport)
+        self._parameters_sync = [p for _, p in parameters]
+        broadcast_from_first(self.current_state(), self._transport)
         self._index_of = {id(slot.parameter): slot.index for slot in slots}
         order = [slot.index for slot in reversed(slots)]
         compression = None
@@ -243,12 +243,15 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
         outputs = self.module(*inputs, **kwargs)
         if recorder is not None:
             recorder.end()
-        if self._sync and partitioned is None:
-            starts = differentiable(outputs)
-            for x in starts:
-                x.register_hook(reducer.begin)  # type: ignore[no-untyped-call]
-            if self._options.find_unused:
-                reducer.reach(reachable(starts, self._index_of))
+        if not self._sync and partitioned is None:
+            return outputs
+        starts = differentiable(outputs)
+        for x in starts:
+            x.register_hook(reducer.begin if partitioned is None else partitioned.settle)  # type: ignore[no-untyped-call]
+        if partitioned is not None and not starts:
+            partitioned.finish()
+        if partitioned is None and self._options.find_unused:
+            reducer.reach(reachable(starts, self._index_of))
         return outputs
 
     def _after_round(self) -> None:
@@ -355,10 +358,14 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
 
     def sync_buffers(self, active: bool = True) -> None:
         """Give buffers the values of the first rank (while ranks join: of the last that has data); collective."""
-        if self._buffers_sync is None or not self.broadcast_buffers:
+        if not self._buffers_sync or not self.broadcast_buffers:
             return
         root = self.highest_rank(active) if self._join_config.enable else 0
         self._buffers_sync.broadcast(root)
+
+    def current_state(self) -> list[torch.Tensor]:
+        """Parameters and buffers that the ranks have alike."""
+        return [*self._parameters_sync, *self._buffers_sync.current()]
 
     # --------------------------------------------------------------------------------------------- as the model itself
 
@@ -374,7 +381,7 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
         """Without what belongs to this process: the copy finds the default group with its first step."""
         self.synchronize()
         kept = dict(self.__dict__)
-        for name in ("_reducer", "_transport", "_buffers_sync", "_index_of", "_state", "_group", "_buckets"):
+        for name in ("_reducer", "_transport", "_buffers_sync", "_index_of", "_parameters_sync", "_group", "_buckets"):
             kept.pop(name, None)
         kept["_load_state_dict_pre_hooks"] = type(self._load_state_dict_pre_hooks)()
         return kept

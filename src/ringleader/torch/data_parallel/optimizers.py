@@ -67,6 +67,12 @@ def make_optimizer(
                 gradients.finish()
             return super().state_dict()
 
+        def load_state_dict(self, state_dict: Any) -> None:
+            gradients = partitioned()
+            if gradients is not None:
+                gradients.finish()  # a step that is due belongs to the state that goes
+            super().load_state_dict(state_dict)
+
     if issubclass(kind, torch.optim.LBFGS):
         raise errors.InvalidArgument("LBFGS steps all parameters together; use it with another overlap than 'priority'")
     Deferred.__name__ = Deferred.__qualname__ = f"Deferred{kind.__name__}"

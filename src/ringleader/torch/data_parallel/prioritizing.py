@@ -11,7 +11,7 @@ from torch import nn
 
 from ringleader.overlap import Conditions, CostCurve, PriorityPlan, Recording, plan_priority
 from ringleader.torch.data_parallel.planning import PlannedBuckets
-from ringleader.torch.data_parallel.priority import PartitionedGradients
+from ringleader.torch.data_parallel.priority import PartitionedGradients, make_no_hook
 from ringleader.torch.data_parallel.reducer import Reducer
 
 __all__ = ["ForwardRecorder", "PrioritizedPartitions"]
@@ -23,7 +23,7 @@ class ForwardRecorder:
     def __init__(self, model: nn.Module) -> None:
         self.first: dict[nn.Module, float] = {}
         self.began = self.length = 0.0
-        self._handles = [module.register_forward_pre_hook(self._called) for module in model.modules()]
+        self._handles = [module.register_forward_pre_hook(_CalledHook(self)) for module in model.modules()]
 
     def begin(self) -> None:
         """A forward pass begins."""
@@ -34,13 +34,25 @@ class ForwardRecorder:
         """It is over."""
         self.length = perf_counter() - self.began
 
-    def _called(self, module: nn.Module, _: Any) -> None:
+    def called(self, module: nn.Module) -> None:
+        """A module is called."""
         self.first.setdefault(module, perf_counter() - self.began)
 
     def close(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
             handle.remove()
+
+
+class _CalledHook:
+    def __init__(self, recorder: ForwardRecorder) -> None:
+        self._recorder = recorder
+
+    def __call__(self, module: nn.Module, _: Any) -> None:
+        self._recorder.called(module)
+
+    def __reduce__(self) -> Any:  # copies of the model are not recorded
+        return make_no_hook, ()
 
 
 class PrioritizedPartitions(PlannedBuckets):

@@ -24,7 +24,7 @@ from ringleader.torch.data_parallel import errors
 from ringleader.torch.data_parallel.buckets import Slot
 from ringleader.torch.data_parallel.transport import Reduction, Transport
 
-__all__ = ["PartitionedGradients"]
+__all__ = ["PartitionedGradients", "make_no_hook"]
 
 _execution_engine: Any = torch.autograd.Variable._execution_engine
 
@@ -148,6 +148,9 @@ class PartitionedGradients:
         flat = transport.empty(sum(slot.parameter.numel() for slot in self.slots), first.dtype, first.device)
         flat.zero_()
         views: dict[int, Tensor] = {}
+        for index in order:
+            if not self.slots[index].parameter.numel():  # in no partition
+                views[index] = flat[:0].view(self.slots[index].parameter.shape)
         reductions, at = [], 0
         for part in self.plan.partitions:
             begin = at
@@ -177,6 +180,11 @@ class PartitionedGradients:
         self._pack(slot, view)
         assert self._flight is not None
         self._flight.ready(self._tensor_of[index], self._started)
+
+    def settle(self, _gradient: object = None) -> None:
+        """A backward pass begins, which adds to gradients: none may be in flight. A hook, so it must return None."""
+        if not self._open:  # a hook on a second output comes in the middle of a pass
+            self.finish()
 
     def _begin(self) -> None:
         self.finish()
@@ -285,7 +293,8 @@ def _no_hook(*_: object) -> None:
     """What a copy of a hook does: the copied module has no gradients on their way."""
 
 
-def _make_no_hook() -> Any:
+def make_no_hook() -> Any:
+    """A hook that does nothing."""
     return _no_hook
 
 
@@ -299,4 +308,4 @@ class _UseHook:
             owner.use(self._indices)
 
     def __reduce__(self) -> Any:
-        return _make_no_hook, ()
+        return make_no_hook, ()

@@ -105,7 +105,7 @@ class Reducer:
         self._absent: list[int] = []
         self._reachable: set[int] | None = None
         self._counts: Counter[int] | None = None  # a static graph's: how often each parameter's hook fires
-        self._used = bytearray()  # a static graph's: 1 where any rank uses the parameter
+        self._used: bytearray | None = None  # a static graph's: 1 where any rank uses the parameter
         self.install(assignment)
 
     # --------------------------------------------------------------------------------------------- buckets
@@ -263,6 +263,9 @@ class Reducer:
                 return
             error = self._missing()
             self._complete()
+            if self._learning:
+                self._counts = Counter(self.fired)
+                self._set_totals()
         finally:
             self.open = False
             self._reachable = None
@@ -341,13 +344,7 @@ class Reducer:
 
     def _settle_unused(self) -> None:
         """Give parameters without a gradient of their own the others' one, where any rank has one."""
-        if self._learning:
-            self._counts = Counter(self.fired)
-            self._used = self._used_anywhere()
-            self._set_totals()
-        used = self._used if self.options.static_graph else b""
-        if self.options.find_unused and not self.options.static_graph:
-            used = self._used_anywhere()
+        used = self._used_anywhere()
         if not (self._absent and used):
             return
         absent = set(self._absent)
@@ -356,13 +353,24 @@ class Reducer:
                 if slot.index in absent and used[slot.index]:
                     slot.parameter.grad = view if self.options.as_views else view.clone()
 
-    def _used_anywhere(self) -> bytearray:
+    def _used_anywhere(self) -> bytearray | None:
+        """1 where any rank uses the parameter, None if that does not matter.
+
+        A collective: of a static graph in the first round, whichever ranks have data in it, else in every one.
+        """
+        if not (self.options.find_unused or self.options.static_graph):
+            return None
+        if self._used is not None:
+            return self._used
         mask = torch.ones(len(self.slots), dtype=torch.uint8)
         mask[self._absent] = 0
         device = self.slots[0].parameter.device
         mask = mask.to(device)
         self.transport.maximum(mask)
-        return bytearray(mask.tolist())
+        used = bytearray(mask.tolist())
+        if self.options.static_graph:
+            self._used = used
+        return used
 
     def _rest(self) -> None:
         """No round: the next hook opens one, or is ignored."""
@@ -388,6 +396,5 @@ class Reducer:
         for bucket in self.buckets:
             bucket.flat.zero_()
             bucket.reduction.run()
-        if self._learning or (self.options.find_unused and not self.options.static_graph):
-            self._absent = list(range(len(self.slots)))
-            self._used_anywhere()
+        self._absent = list(range(len(self.slots)))
+        self._used_anywhere()

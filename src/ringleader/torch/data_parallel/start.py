@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringleader import errors
+from ringleader.torch.data_parallel.errors import shorten
 from ringleader.torch.data_parallel.transport import Transport
 
 __all__ = ["broadcast_from_first", "verify_alike"]
@@ -20,6 +21,7 @@ def _describe(named: Sequence[tuple[str, Tensor]]) -> list[str]:
     """A line a tensor with all that must be alike."""
     return [
         f"{name}: shape {tuple(x.shape)}, {x.dtype}, strides {tuple(x.stride())}, requires_grad={x.requires_grad}"
+        + (", on the meta device" if x.is_meta else "")
         for name, x in named
     ]
 
@@ -36,6 +38,8 @@ def verify_alike(named: Sequence[tuple[str, Tensor]], group: Any) -> None:
     ------
     MismatchError
         They differ; names the ranks and the first difference. On all ranks.
+    InvalidArgument
+        Some have no memory.
     """
     mine = _describe(named)
     size = dist.get_world_size(group)
@@ -43,6 +47,12 @@ def verify_alike(named: Sequence[tuple[str, Tensor]], group: Any) -> None:
     dist.all_gather_object(digests, hashlib.sha256("\n".join(mine).encode()).hexdigest(), group=group)
     different = [rank for rank in range(size) if digests[rank] != digests[0]]
     if not different:
+        without = [name for name, x in named if x.is_meta]
+        if without:
+            raise errors.InvalidArgument(
+                f"{shorten(without)}: on the meta device, without memory; give the model some with "
+                "model.to_empty(device='cpu') and initialise it before it is wrapped"
+            )
         return
     lines: list[Any] = [None] * size
     dist.all_gather_object(lines, mine, group=group)  # all ranks see the same digests, so all come here

@@ -117,7 +117,7 @@ class CommunicatorTransport(Transport):
 
     def empty(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: D102
         itemsize = torch.empty((), dtype=dtype).element_size()
-        return torch.from_numpy(self.comm.empty(max(1, elements * itemsize), np.uint8)).view(dtype)[:elements]
+        return torch.from_numpy(self.comm.empty(max(1, elements) * itemsize, np.uint8)).view(dtype)[:elements]
 
     def reduction(self, flat: Tensor, average: bool) -> Reduction:  # noqa: D102
         op = ReduceOp.AVG if average else ReduceOp.SUM

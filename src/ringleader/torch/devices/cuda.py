@@ -62,7 +62,8 @@ class CudaDevice:
 
     def uses(self, x: torch.Tensor, stream: Any) -> None:
         """Keep the memory of `x` from being given away before `stream` is done with it."""
-        x.record_stream(stream)
+        if x.is_cuda:  # tensors of the host may be beside it in a call; they have no streams
+            x.record_stream(stream)
 
     def refuse_capture(self) -> None:
         """Raise InvalidArgument while a CUDA graph is being captured: the host has a part in every collective."""

@@ -249,7 +249,8 @@ class Twins:
 
 def _copier(target: Tensor, source: Tensor) -> Callable[[], object]:
     def copy() -> None:
-        with torch.no_grad():  # also in a sparse tensor that is somebody's gradient
+        # Also in a sparse tensor that is somebody's gradient; and by a thread that is not in the program's mode.
+        with torch.inference_mode(target.is_inference()), torch.no_grad():
             target.copy_(source, non_blocking=True)
 
     return copy
