@@ -4,7 +4,9 @@ First the tuner runs, as `ringleader tune` does, on part of the budget. Then eve
 other sizes than the tuner's: every algorithm that the model does not expect to take several times longer than the best,
 by push and by pull. Each point is measured in two halves of alternating blocks; the best algorithm is the one that won
 one half, and its time that of the other half: so luck does not make it faster than it is. Regret is the time of the
-choice over that.
+choice over that. Where the choice does not look as good as the best, all that may be the best are measured in further
+such pairs of halves, so that an hour's weather on the machine is not taken for a wrong choice. What is another name for
+the same schedule is not measured twice.
 
 Rows are written as they come, to results/regret.csv and (every algorithm) results/regret_raw.csv; at the end a summary,
 results/regret.md, and a plot, results/regret.png. ``--keep`` keeps the rows of places that are not measured now, so a
@@ -32,7 +34,7 @@ from ringleader.cli.words import format_size, parse_size
 from ringleader.cli.worlds import LocalWorlds
 from ringleader.errors import RingleaderError
 from ringleader.tune import RuleSet, select
-from ringleader.tune.candidates import Experience, ranked
+from ringleader.tune.candidates import Experience, distinct, ranked
 from ringleader.tune.place import Place, parse_places
 from ringleader.tune.trials import Trial
 from ringleader.tune.tuner import COLLECTIVES, Settings, rules_of
@@ -46,6 +48,8 @@ BLOCK = 2e-3  # seconds
 FEWEST_BLOCKS, MOST_BLOCKS = 3, 8  # of a half
 FEW = 4  # algorithms, where there is no time for all
 FAST = 2.0  # times the fastest of the first look: what is slower is not measured further
+DOUBTFUL, MOST_ROUNDS = 1.05, 4  # a regret above this is measured again, in so many rounds altogether
+CONTENDER = 1.15  # times the best: what is slower is left out of the further rounds
 
 
 @dataclass
@@ -66,6 +70,8 @@ class Evaluation:
     def point(self, place: Place, collective: str, nbytes: int, seconds: float) -> tuple[dict[str, Any], list[Any]]:
         """One row of the summary, and those of the raw data; takes about `seconds`."""
         tuned, built_in = self.choose(place, collective, nbytes), self.choose(place, collective, nbytes, tuned=False)
+        if len(distinct([tuned, built_in], place.nodes)) == 1:
+            built_in = tuned
         field = ranked(self.experience, collective, nbytes, place.nodes, [tuned, built_in])
         trials = [trial for trial, expected in field if expected <= SENSIBLE * field[0][1]]
         trials = list(dict.fromkeys([tuned, built_in, *(trials if seconds > _least(field) else trials[:FEW])]))
@@ -76,7 +82,9 @@ class Evaluation:
         twice = self.choose(place, collective, 2 * nbytes)
         extra = [twice] if 2 * nbytes <= self.largest else []
         blocks = _blocks([first[trial] for trial in field_left], (seconds - looked.elapsed) / 2)
-        halves = [self._half([*field_left, *extra], blocks) for _ in range(2)]
+        samples = [self._blocks([*field_left, *extra], blocks) for _ in range(2)]
+        rounds = self._again(samples, field_left, (tuned, built_in), blocks)
+        halves = [{trial: statistics.median(row) for trial, row in sample.items()} for sample in samples]
         times = {trial: min(half[trial] for half in halves) for trial in halves[0]}
         best = min(field_left, key=lambda trial: times[trial])
         row = {
@@ -84,7 +92,7 @@ class Evaluation:
             "tuned": tuned.name, "tuned_us": _us(times[tuned]), "built_in": built_in.name,
             "built_in_us": _us(times[built_in]), "best": best.name, "best_us": _us(times[best]),
             "regret": _regret(halves, tuned, field_left), "built_in_regret": _regret(halves, built_in, field_left),
-            "twice_us": _us(times[twice]) if extra else "", "algorithms": len(trials), "blocks": 2 * blocks,
+            "twice_us": _us(times[twice]) if extra else "", "algorithms": len(trials), "blocks": 2 * blocks * rounds,
             "load": round(os.getloadavg()[0], 2),
         }  # fmt: skip
         raw = [
@@ -94,9 +102,27 @@ class Evaluation:
         ]  # fmt: skip
         return row, raw
 
-    def _half(self, trials: Sequence[Trial], blocks: int) -> dict[Trial, float]:
+    def _blocks(self, trials: Sequence[Trial], blocks: int) -> dict[Trial, list[float]]:
         sample = self.worlds.measure(trials, BLOCK, blocks)
-        return {trial: statistics.median(row) for trial, row in zip(trials, sample.blocks, strict=True)}
+        return {trial: list(row) for trial, row in zip(trials, sample.blocks, strict=True)}
+
+    def _again(
+        self, samples: Sequence[dict[Trial, list[float]]], field: list[Trial], choices: Sequence[Trial], blocks: int
+    ) -> int:
+        """Measure on, while a choice looks worse than the best; returns the number of rounds in all.
+
+        Those that are clearly slower than the best leave the field, so that it holds only what was measured as often.
+        """
+        for done in range(1, MOST_ROUNDS):
+            halves = [{trial: statistics.median(sample[trial]) for trial in field} for sample in samples]
+            if all(_regret(halves, choice, field) <= DOUBTFUL for choice in choices):
+                return done
+            best = min(min(half.values()) for half in halves)
+            field[:] = [t for t in field if t in choices or min(half[t] for half in halves) <= CONTENDER * best]
+            for sample in samples:
+                for trial, row in self._blocks(field, blocks).items():
+                    sample[trial] += row
+        return MOST_ROUNDS
 
 
 def _least(field: Sequence[tuple[Trial, float]]) -> float:

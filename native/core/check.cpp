@@ -72,16 +72,12 @@ std::vector<End> ends(const Lowered& lowered, bool sends) {
   return out;
 }
 
-// Do both ends of a message mean the same number of chunks with the same sizes?
+// Do both ends of a message mean the same chunks, as far as sizes go?
 bool alike(const Facts& facts, const Message& message) {
   const RankProgram& from = facts.lowered.programs[message.src];
   const RankProgram& to = facts.lowered.programs[message.dst];
-  const Operand& src = from.operands[from.instrs[message.send].src_first];
-  const Operand& dst = to.operands[to.instrs[message.recv].dst_first];
-  if (src.count != dst.count) return false;
-  for (std::int32_t i = 0; i < src.count; ++i)
-    if (chunk_class(facts.lowered, src, i) != chunk_class(facts.lowered, dst, i)) return false;
-  return true;
+  return same_sizes(facts.lowered, from.operands[from.instrs[message.send].src_first],
+                    to.operands[to.instrs[message.recv].dst_first]);
 }
 
 }  // namespace

@@ -58,8 +58,8 @@ struct Facts {
 // Every reference in range, every operand reachable, both ends of every message alike. False if the rest of the check
 // could not even run.
 bool check_form(const Lowered& lowered, Report& report);
-// Index within its block of the chunk whose size the operand's i-th chunk has.
-std::int32_t chunk_class(const Lowered& lowered, const Operand& operand, std::int32_t i);
+// Do two operands mean the same number of chunks with the same sizes?
+bool same_sizes(const Lowered& lowered, const Operand& a, const Operand& b);
 // Matches sends and receives; reports links on which they differ.
 void match_messages(Facts& facts, Report& report);
 
@@ -131,7 +131,7 @@ class Values {
 
   const Facts& facts_;
   std::uint64_t seed_;
-  std::vector<Value> values_;
+  lowering::Large<Value> values_;
   std::vector<std::uint64_t> totals_;  // per chunk: the sum of all contributions
   std::size_t words_ = 0;              // barrier: words per set
   std::vector<std::uint64_t> sets_, set_;

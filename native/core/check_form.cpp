@@ -7,9 +7,23 @@
 
 namespace ringleader::checking {
 
+namespace {
+
+// Index within its block of the chunk whose size the operand's i-th chunk has.
 std::int32_t chunk_class(const Lowered& lowered, const Operand& operand, std::int32_t i) {
   if (operand.buffer == Buffer::scratch) return lowered.layouts[operand.rank].scratch_class[operand.chunk + i];
   return (operand.chunk + i) % (lowered.chunks / lowered.blocks);
+}
+
+}  // namespace
+
+bool same_sizes(const Lowered& lowered, const Operand& a, const Operand& b) {
+  if (a.count != b.count) return false;
+  // Outside scratch the classes follow one another alike, so the first chunk speaks for all.
+  const bool dense = a.buffer != Buffer::scratch && b.buffer != Buffer::scratch;
+  for (std::int32_t i = 0; i < (dense ? 1 : a.count); ++i)
+    if (chunk_class(lowered, a, i) != chunk_class(lowered, b, i)) return false;
+  return true;
 }
 
 namespace {
@@ -118,10 +132,7 @@ class Form {
     for (std::uint32_t i = 0; i < instr.dst_n + instr.src_n; ++i) {
       const bool dst = i < instr.dst_n;
       const Operand& operand = program.operands[dst ? instr.dst_first + i : instr.src_first + i - instr.dst_n];
-      bool same = operand.count == head.count;
-      for (std::int32_t k = 0; k < head.count && same; ++k)
-        same = chunk_class(lowered_, operand, k) == chunk_class(lowered_, head, k);
-      if (!same) say(program, "operands differ in size");
+      if (!same_sizes(lowered_, operand, head)) say(program, "operands differ in size");
       reach(program, operand, dst);
       if (dst) overlaps(program, instr, operand);
     }
@@ -138,13 +149,13 @@ class Form {
       const auto chunk = static_cast<std::size_t>(operand.chunk + i);
       if (dst) written_[operand.rank][b][chunk] = 1;
       const Reach reach = lowered_.layouts[operand.rank].reach[b][chunk];
-      const std::string where = chunk_text(operand.rank, operand.buffer, operand.chunk + i, 1);
+      const auto where = [&] { return chunk_text(operand.rank, operand.buffer, operand.chunk + i, 1); };
       if (operand.rank == rank_) {
-        if (operand.initial) say(program, "reads the initial copy of its own " + where);
+        if (operand.initial) say(program, "reads the initial copy of its own " + where());
       } else if (operand.initial) {
-        if (dst || reach != Reach::snapshot) say(program, where + " has no initial copy to use");
+        if (dst || reach != Reach::snapshot) say(program, where() + " has no initial copy to use");
       } else if (reach != Reach::shared) {
-        say(program, where + " is not shared, but touched from another rank");
+        say(program, where() + " is not shared, but touched from another rank");
       }
     }
   }

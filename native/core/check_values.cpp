@@ -97,14 +97,14 @@ void Values::check_final(const Memory& memory, Report& report) const {
     for (std::int32_t chunk = 0; chunk < state.chunks; ++chunk) {
       if (!state.required_at_end(rank, buffer, chunk)) continue;
       const Value& value = values_[memory.id(rank, buffer, chunk)];
-      const std::string where = chunk_text(rank, buffer, chunk, 1);
+      const auto where = [&] { return chunk_text(rank, buffer, chunk, 1); };
       if (value.contributions == 0)
-        report.add("content: " + where + " holds nothing at the end");
+        report.add("content: " + where() + " holds nothing at the end");
       else if (value.sum != expected(rank, buffer, chunk).sum)
-        report.add("content: " + where + " ends with " + std::to_string(value.contributions) +
+        report.add("content: " + where() + " ends with " + std::to_string(value.contributions) +
                    " contributions that are not the collective's result");
       else if (everywhere && value.tree != values_[memory.id(0, buffer, chunk)].tree)
-        report.add("association: " + where + " is combined or rounded in another order than on rank 0");
+        report.add("association: " + where() + " is combined or rounded in another order than on rank 0");
       if (report.full()) return;
     }
 }

@@ -31,6 +31,7 @@ Communicator::Communicator(Rank rank, Rank size, double timeout_seconds, const C
 
 Communicator::~Communicator() {
   close(0.1);
+  if (!buried_ && generation_ == fork_generation()) bury();
 }
 
 std::uint64_t Communicator::control_offset() const { return Arena::instance().offset_of(mesh_.own); }
@@ -209,14 +210,15 @@ void Communicator::close(double timeout_seconds) {
       if (connection) connection->send_goodbye();
     control_.clear();
   }
-  if (quiet) {
-    close_links();
-    p2p_.reset();
-  }
-  bury();
+  // Who still drives an operation works in this memory: it is given back with the communicator then.
+  if (quiet) bury();
 }
 
+// Under nobody's hands any more.
 void Communicator::bury() {
+  buried_ = true;
+  close_links();
+  p2p_.reset();
   std::vector<void*> memory{mesh_.own};
   const Arena& arena = Arena::instance();
   const auto add = [&](std::uint64_t offset) {

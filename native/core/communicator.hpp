@@ -172,6 +172,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t generation_;  // of forks
   std::atomic<State> state_{State::fresh};
   std::atomic<bool> closing_{false};
+  bool buried_ = false;
 
   std::vector<std::unique_ptr<ControlConnection>> control_;  // by rank; null for ranks of my node
   mutable std::mutex control_mutex_;                         // guards control_, goodbye_, gone_ and presence_

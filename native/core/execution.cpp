@@ -21,10 +21,6 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
   out_ = static_cast<std::byte*>(out);
   info_ = plan_->info;
   info_.sequence = sequence;
-  // Of the whole history: where data go one way only, nobody looks at a peer's entry, so a disagreement about such an
-  // operation must show in the next one that does.
-  history_ = (history_ ^ plan_->info_hash) * 0x9e3779b97f4a7c15u;
-  fingerprint_ = history_ & ~kRegisteredMask;
   if (views_.empty()) views_.resize(static_cast<std::size_t>(mesh_.size));
   cursor_ = 0;
   if (plan_->inlined) {
@@ -43,6 +39,11 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
       links_[i].link = mesh_.peers[static_cast<std::size_t>(bound.peer)].links[bound.connection].get();
     }
   }
+  // Nothing throws from here on: an operation that could not begin has not happened, so it can be tried again.
+  // Of the whole history: where data go one way only, nobody looks at a peer's entry, so a disagreement about such an
+  // operation must show in the next one that does.
+  history_ = (history_ ^ plan_->info_hash) * 0x9e3779b97f4a7c15u;
+  fingerprint_ = history_ & ~kRegisteredMask;
   first_window_ = mesh_.next_window;
   mesh_.next_window += plan_->windows;
   window_ = 0;
@@ -192,6 +193,16 @@ void Execution::look_at(Rank rank) {
     if ((bits >> b) & 1) view.registered[b] = peer.process->base() + entry.base[b];
 }
 
+// At the end of an operation in which this rank waited for nobody. If two such ranks disagree, the one who comes later sees it: both have
+// published their entry before (settle() has the fence between) they look, and neither waits for the other. Not where an operation
+// repeats the one that was looked at: with a look each time 4 KiB from one rank to another took 630 ns instead of 420.
+void Execution::look_around() {
+  if (plan_->info_hash == looked_) return;
+  looked_ = plan_->info_hash;
+  for (const Rank rank : mesh_.local)
+    if (mesh_.reached(rank, window_number(), 1)) check_fingerprint(rank);
+}
+
 bool Execution::wait_satisfied(const Wait& wait) {
   if (!mesh_.reached(wait.rank, window_number(), wait.count)) return false;
   look_at(wait.rank);
@@ -287,6 +298,7 @@ Execution::Step Execution::progress_slots() {
         if (advanced) {
           phase_ = Phase::done;
           settle();
+          if (plan_->blind) look_around();
         }
         break;
       case Phase::done:

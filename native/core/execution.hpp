@@ -67,8 +67,10 @@ class Execution {
   template <class Visit>  // bool visit(const Wait& wait, std::uint64_t window); stops when it says false
   bool each_wait(Visit&& visit) const;
   bool reached_all(const std::vector<Wait>& waits, std::uint64_t window) const;
+  bool waits_in_memory() const;
   void look_at(Rank rank);
   void check_fingerprint(Rank rank) const;
+  void look_around();
   [[noreturn]] void throw_mismatch(Rank rank) const;
   bool ready(const BoundInstr& instr);
 
@@ -102,6 +104,7 @@ class Execution {
   OpInfo info_;
   std::uint64_t history_ = 0;            // hash of all operations so far
   std::uint64_t fingerprint_ = 0;        // what is published of it
+  std::uint64_t looked_ = 0;             // Plan::info_hash of the operation that looked around last
   std::uint64_t registered_bits_ = 0;
   std::uint64_t base_[3] = {0, 0, 0};
   std::byte* own_registered_[3] = {nullptr, nullptr, nullptr};

@@ -85,6 +85,7 @@ void Execution::finish_inline() {
   publish_progress(mesh_.own->control, window, kMaxCount);
   mesh_.pending_readers[window & 1] = {window, plan_->inline_readers};
   settle();
+  if (plan_->blind) look_around();
 }
 
 }  // namespace ringleader

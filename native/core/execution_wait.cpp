@@ -48,9 +48,27 @@ bool Execution::can_move() const {
   return false;
 }
 
-// Of ranks that share no memory with others: a doorbell that rings meanwhile would wait for the sleep's end.
+// Whether a peer of this node holds something up now, or what it did lets something go on. Peers tell by a doorbell, which a sleep
+// on descriptors hears only when it ends.
+bool Execution::waits_in_memory() const {
+  if (mesh_.local.empty()) return false;
+  if (phase_ != Phase::run) return true;
+  const auto only_memory = [this](const BoundInstr& instr) {
+    const std::uint32_t* const deps = program_->deps.data() + instr.dep_first;
+    return instr.wait_n > 0 && std::all_of(deps, deps + instr.dep_n, [this](std::uint32_t dep) { return done_[dep] != 0; });
+  };
+  if (cursor_ < plan_->in_order.size() && only_memory(plan_->instrs[plan_->in_order[cursor_]])) return true;
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    const BoundLink& bound = plan_->links[i];
+    const LinkState& state = links_[i];
+    if (state.next_send < bound.sends.size() && only_memory(plan_->instrs[bound.sends[state.next_send]])) return true;
+    if (state.next_receive < bound.receives.size() && only_memory(plan_->instrs[bound.receives[state.next_receive]])) return true;
+  }
+  return false;
+}
+
 bool Execution::unhurried() const {
-  if (!mesh_.local.empty()) return false;
+  if (links_.empty() || waits_in_memory()) return false;
   bool any = false;
   for (const LinkState& state : links_) {
     const Haste haste = state.link->haste();

@@ -160,7 +160,7 @@ LoweredPtr lower(const Transfer* table, std::size_t transfers, Collective collec
   std::optional<WireMarks> wire;
   if (options.wire) wire.emplace(state, memory);
   Emitter emitter(state, memory, builder, table, wire ? &*wire : nullptr);
-  std::vector<Move> first, then;
+  Large<Move> first, then;
   for (std::size_t at = 0; at < order.size();) {
     at = steps.moves(at, first, then);
     emitter.emit(first);

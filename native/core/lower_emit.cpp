@@ -16,7 +16,7 @@ std::pair<std::int32_t, Rank> Emitter::contributions(LocId id, bool initial, Ran
   return {memory_[id].contributions, memory_[id].lowest};
 }
 
-void Emitter::emit(const std::vector<Move>& moves) {
+void Emitter::emit(const Large<Move>& moves) {
   if (moves.empty()) return;
   make_groups(moves);
   for (const Group& group : groups_) {
@@ -28,14 +28,17 @@ void Emitter::emit(const std::vector<Move>& moves) {
 
 // One group per destination chunk. Order of the groups: network first (their order is common to all ranks, so both ends
 // of a link agree), then by executor, each executor starting with the peers after itself.
-void Emitter::make_groups(const std::vector<Move>& moves) {
+void Emitter::make_groups(const Large<Move>& moves) {
   keys_.clear();
+  keys_.reserve(moves.size());
   for (std::size_t i = 0; i < moves.size(); ++i)
     keys_.push_back(static_cast<std::uint64_t>(moves[i].dst_id) << 32 | static_cast<std::uint64_t>(i));
-  std::sort(keys_.begin(), keys_.end());
+  if (!std::is_sorted(keys_.begin(), keys_.end())) std::sort(keys_.begin(), keys_.end());
   sorted_.clear();
+  sorted_.reserve(moves.size());
   for (const std::uint64_t key : keys_) sorted_.push_back(static_cast<std::uint32_t>(key));
   groups_.clear();
+  groups_.reserve(moves.size());
   for (std::uint32_t first = 0; first < sorted_.size();) {
     std::uint32_t end = first + 1;
     while (end < sorted_.size() && moves[sorted_[end]].dst_id == moves[sorted_[first]].dst_id) ++end;
@@ -54,13 +57,14 @@ void Emitter::make_groups(const std::vector<Move>& moves) {
     groups_.push_back(group);
     first = end;
   }
-  std::sort(groups_.begin(), groups_.end(), [](const Group& a, const Group& b) {
+  const auto earlier = [](const Group& a, const Group& b) {
     return a.order != b.order ? a.order < b.order : a.then < b.then;
-  });
+  };
+  if (!std::is_sorted(groups_.begin(), groups_.end(), earlier)) std::sort(groups_.begin(), groups_.end(), earlier);
 }
 
 // Several transfers into one chunk in one step must all reduce; they are folded by lowest contributing rank.
-void Emitter::sort_sources(const std::vector<Move>& moves, std::uint32_t first, std::uint32_t n) {
+void Emitter::sort_sources(const Large<Move>& moves, std::uint32_t first, std::uint32_t n) {
   for (std::uint32_t i = first; i < first + n; ++i) {
     if (moves[sorted_[i]].reduce) continue;
     const std::uint32_t other = moves[sorted_[i == first ? first + 1 : first]].transfer;
@@ -86,7 +90,7 @@ void Emitter::settle_class(const Move& move) {
                               " at the destination; both must have the same index within their block");
 }
 
-void Emitter::draft(const std::vector<Move>& moves, const Group& group, Draft& out) {
+void Emitter::draft(const Large<Move>& moves, const Group& group, Draft& out) {
   const Move& head = moves[sorted_[group.first]];
   out.network = group.network;
   out.executor = group.network ? head.dst.rank : head.executor;
@@ -118,7 +122,7 @@ void Emitter::draft(const std::vector<Move>& moves, const Group& group, Draft& o
 }
 
 // The destination's own content stands before the first source with a greater lowest contribution.
-void Emitter::place_own(Draft& out, Rank own_lowest, const std::vector<Move>& moves, const Group& group) {
+void Emitter::place_own(Draft& out, Rank own_lowest, const Large<Move>& moves, const Group& group) {
   std::size_t at = 0;
   while (at < group.n) {
     const Move& move = moves[sorted_[group.first + at]];

@@ -28,7 +28,7 @@ class Emitter {
       : state_(state), memory_(memory), builder_(builder), table_(table), wire_(wire), snapshot_reads_(state.n) {}
 
   // All moves read the state before the sub-step; none of them reads what another one writes.
-  void emit(const std::vector<Move>& moves);
+  void emit(const Large<Move>& moves);
 
   // Per owner: in-order instructions of peers that read the initial copies of its snapshot chunks.
   const std::vector<std::vector<Event>>& snapshot_reads() const { return snapshot_reads_; }
@@ -58,12 +58,12 @@ class Emitter {
     bool network;
   };
 
-  void make_groups(const std::vector<Move>& moves);
-  void sort_sources(const std::vector<Move>& moves, std::uint32_t first, std::uint32_t n);
+  void make_groups(const Large<Move>& moves);
+  void sort_sources(const Large<Move>& moves, std::uint32_t first, std::uint32_t n);
   std::pair<std::int32_t, Rank> contributions(LocId id, bool initial, Rank owner) const;
-  void draft(const std::vector<Move>& moves, const Group& group, Draft& out);
+  void draft(const Large<Move>& moves, const Group& group, Draft& out);
   void settle_class(const Move& move);
-  void place_own(Draft& out, Rank own_lowest, const std::vector<Move>& moves, const Group& group);
+  void place_own(Draft& out, Rank own_lowest, const Large<Move>& moves, const Group& group);
 
   static bool extends(const Draft& open, const Draft& next);
   static bool same_transfers(const Draft& open, const Draft& next);
@@ -96,9 +96,9 @@ class Emitter {
   std::vector<std::vector<Event>> snapshot_reads_;
 
   // reused between sub-steps
-  std::vector<std::uint64_t> keys_;    // destination << 32 | move
-  std::vector<std::uint32_t> sorted_;  // moves by destination, sources of a group in contribution order
-  std::vector<Group> groups_;
+  Large<std::uint64_t> keys_;          // destination << 32 | move
+  Large<std::uint32_t> sorted_;        // moves by destination, sources of a group in contribution order
+  Large<Group> groups_;
   Draft open_, next_;
   Needs needs_, send_needs_, recv_needs_;
 };

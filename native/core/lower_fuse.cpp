@@ -22,7 +22,7 @@ Place shifted(Place place, std::int32_t i) { return {place.rank, place.buffer, p
 void Emitter::record_write(LocId id, Rank owner, Event event, std::int32_t held, Rank lowest) {
   Location& location = memory_[id];
   location.writer = event;
-  location.readers = -1;
+  memory_.forget_readers(id);
   location.contributions = held;
   location.lowest = lowest;
   location.written = true;

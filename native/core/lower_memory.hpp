@@ -2,7 +2,11 @@
 // what has happened to it so far. Inside lower only.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstdint>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "core/lower_states.hpp"
@@ -38,6 +42,33 @@ struct Place {
   std::int32_t chunk;
 };
 
+// For arrays with an entry per location: on huge pages, where the kernel has any, so that gigabytes of them do not cost
+// a page fault for every 4 KiB.
+template <class T>
+struct HugePages {
+  using value_type = T;
+  static constexpr std::size_t kPage = std::size_t{2} << 20;
+  HugePages() = default;
+  template <class U>
+  HugePages(const HugePages<U>&) {}  // NOLINT: allocators convert
+  T* allocate(std::size_t n) {
+    const std::size_t bytes = n * sizeof(T);
+    if (bytes < 2 * kPage) return static_cast<T*>(::operator new(bytes));
+    void* memory = ::operator new(bytes, std::align_val_t{kPage});
+    ::madvise(memory, bytes, MADV_HUGEPAGE);
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, std::size_t n) {
+    if (n * sizeof(T) < 2 * kPage)
+      ::operator delete(memory);
+    else
+      ::operator delete(memory, std::align_val_t{kPage});
+  }
+  bool operator==(const HugePages&) const = default;
+};
+template <class T>
+using Large = std::vector<T, HugePages<T>>;
+
 class Memory {
  public:
   // `scratch[r]` = scratch chunks the schedule itself uses on rank r; `used` = buffers any transfer names.
@@ -69,8 +100,22 @@ class Memory {
   void add_reader(LocId id, Event event) {
     Location& location = locations_[id];
     if (location.readers >= 0 && nodes_[location.readers].event == event) return;
-    nodes_.push_back({event, location.readers});
-    location.readers = static_cast<std::int32_t>(nodes_.size()) - 1;
+    if (free_ < 0) {
+      nodes_.push_back({event, -1});
+      free_ = static_cast<std::int32_t>(nodes_.size()) - 1;
+    }
+    ReaderNode& node = nodes_[free_];
+    const std::int32_t taken = std::exchange(free_, node.next);
+    node = {event, location.readers};
+    location.readers = taken;
+  }
+  void forget_readers(LocId id) {
+    std::int32_t& head = locations_[id].readers;
+    while (head >= 0) {
+      const std::int32_t next = nodes_[head].next;
+      nodes_[head].next = free_;
+      free_ = std::exchange(head, next);
+    }
   }
   template <class Visit>
   void each_reader(const Location& location, Visit&& visit) const {
@@ -87,11 +132,12 @@ class Memory {
   LocId offset_[kBufferCount] = {0, 0, 0, 0};
   LocId stride_ = 0;
   LocId dense_ = 0;                            // ids below: data, input, output; then scratch in order of creation
-  std::vector<Location> locations_;
+  Large<Location> locations_;
   std::vector<std::vector<LocId>> scratch_;    // per rank: id of each scratch chunk
   std::vector<Place> scratch_place_;           // by id - dense_
   std::vector<std::int32_t> scratch_class_;    // by id - dense_
-  std::vector<ReaderNode> nodes_;
+  Large<ReaderNode> nodes_;
+  std::int32_t free_ = -1;                     // nodes that are in no list, linked
 };
 
 }  // namespace ringleader::lowering

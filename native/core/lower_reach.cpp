@@ -88,11 +88,14 @@ void Steps::judge_reads(std::size_t at, std::size_t end) {
   }
 }
 
-std::size_t Steps::moves(std::size_t at, std::vector<Move>& first, std::vector<Move>& then) {
+std::size_t Steps::moves(std::size_t at, Large<Move>& first, Large<Move>& then) {
   first.clear();
   then.clear();
   const std::size_t end = step_end(at);
   mark_writes(at, end);
+  std::size_t chunks = 0;
+  for (std::size_t k = at; k < end; ++k) chunks += static_cast<std::size_t>(table_[order_[k]].count);
+  then.reserve(chunks);
   for (std::size_t k = at; k < end; ++k) {
     const Transfer& t = table_[order_[k]];
     for (std::int32_t i = 0; i < t.count; ++i) add_move(t, order_[k], i, first, then);
@@ -100,8 +103,8 @@ std::size_t Steps::moves(std::size_t at, std::vector<Move>& first, std::vector<M
   return end;
 }
 
-void Steps::add_move(const Transfer& t, std::uint32_t row, std::int32_t i, std::vector<Move>& first,
-                     std::vector<Move>& then) {
+void Steps::add_move(const Transfer& t, std::uint32_t row, std::int32_t i, Large<Move>& first,
+                     Large<Move>& then) {
   Move move{row,
             {t.src_rank, Buffer{t.src_buffer}, t.src_chunk + i},
             {t.dst_rank, Buffer{t.dst_buffer}, t.dst_chunk + i},

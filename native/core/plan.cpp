@@ -73,6 +73,7 @@ class PlanBuilder {
       throw Error(ErrorKind::invalid, "a program of " + std::to_string(plan_.in_order.size()) +
                                           " instructions is too long for the progress counter");
     stage();
+    plan_.blind = plan_.program().waits.empty() && plan_.program().out_waits.empty();
     plan_.inlined = fits_inline();
     if (plan_.inlined) {
       find_readers();

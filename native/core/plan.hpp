@@ -116,6 +116,7 @@ class Plan {
   std::uint32_t windows = 1;
   bool large_slot = false;
   bool uses_slot = false;             // this rank has staged chunks
+  bool blind = false;                 // this rank waits for nobody of its node, and so looks at nobody's entry
   // The inline protocol (execution_inline.cpp): what peers read lies in mailboxes instead of slots or registered memory.
   bool inlined = false;
   std::uint32_t inline_offset = 0;    // of the staged chunks in a mailbox

@@ -161,6 +161,28 @@ TEST_CASE("registered memory is used in place") {
   for (const auto& error : errors) CHECK(text_of(error) == "");
 }
 
+TEST_CASE("an operation that could not begin has not happened: others go on, and it can be tried again") {
+  CommOptions options;
+  options.slot_bytes = std::uint64_t{1} << 60;  // more than there ever is
+  EngineGroup group({0, 0}, 30, options);
+  const auto errors = group.run([&](Rank r) {
+    const auto large = group[r]->make_plan(all_reduce_request(two_shot(2), 2, 2, group.nodes(), 100000));
+    const auto small = group[r]->make_plan(all_reduce_request(two_shot(2), 2, 2, group.nodes(), 1000));
+    std::vector<std::int32_t> x(100000, r + 1);
+    for (int attempt = 0; attempt < 2 && r == 0; ++attempt) {
+      try {
+        run_plan(group[r], large, x.data(), x.data());
+      } catch (const Error& error) {
+        if (error.kind == ErrorKind::memory) continue;
+      }
+      throw std::runtime_error("there was memory for it");
+    }
+    run_plan(group[r], small, x.data(), x.data());
+    if (x[0] != 3 || x[999] != 3) throw std::runtime_error("wrong sum");
+  });
+  for (const auto& error : errors) CHECK(text_of(error) == "");
+}
+
 TEST_CASE("ranks that disagree all get an error naming both sides") {
   for (const bool network : {false, true}) {
     EngineGroup group(network ? std::vector<std::int32_t>{0, 1, 2} : std::vector<std::int32_t>{0, 0, 0}, 10);
@@ -195,6 +217,45 @@ TEST_CASE("a late rank is named when the deadline passes, also by ranks that exc
     }
     REQUIRE(errors[2]);
   }
+}
+
+TEST_CASE("two ranks of a host that both call themselves the root: who comes second is told in that operation") {
+  for (const std::uint64_t count : {10u, 100000u}) {  // beside the flag, and through slots
+    EngineGroup group({0, 0}, 30);
+    const auto broadcast = [&](Rank r) {
+      const std::vector<Transfer> table{{0, r, 0, 1 - r, 0, 1, 0, 0, 0, 0}};
+      PlanRequest request;
+      request.lowered = lower(table.data(), table.size(), Collective::broadcast, 2, r, 1, group.nodes(), LowerOptions{false});
+      request.count = count;
+      request.dtype = DType::i32;
+      request.info.collective = static_cast<std::uint8_t>(Collective::broadcast);
+      request.info.root = r;
+      std::vector<std::int32_t> x(count, r);
+      run_plan(group[r], group[r]->make_plan(std::move(request)), x.data(), x.data(), 10);
+    };
+    broadcast(0);
+    CHECK_THROWS_WITH_AS(broadcast(1), doctest::Contains("root 0"), Error);
+    CHECK_THROWS_WITH_AS(group[0]->require_usable(), doctest::Contains("root 1"), Error);
+  }
+}
+
+TEST_CASE("memory of a communicator that is closed under a caller's hands stays until the caller has left") {
+  const std::size_t before = Arena::instance().used();
+  {
+    EngineGroup group({0, 0}, 30);
+    const auto plan = group[0]->make_plan(all_reduce_request(two_shot(2), 2, 2, group.nodes(), 100));
+    std::vector<std::int32_t> x(100, 1);
+    const std::size_t live = Arena::instance().used();
+    {
+      Call call(*group[0], plan, x.data(), x.data(), 10);
+      CHECK(!call.spin());
+      group[1]->close(1);
+      group[0]->close(0.05);
+      CHECK(Arena::instance().used() > before + (live - before) / 4);
+      CHECK_THROWS_AS(call.advance(Clock::now() + std::chrono::seconds(5)), Error);
+    }
+  }
+  CHECK(Arena::instance().used() == before);
 }
 
 TEST_CASE("ranks on different hosts that only wait for each other learn that they disagree") {

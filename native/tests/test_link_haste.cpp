@@ -129,4 +129,34 @@ TEST_CASE("haste: large messages of a slow line are slept for in batches, small 
   CHECK(line.b.haste() == Haste::prompt);
 }
 
+TEST_CASE("haste: a sleep does not wait for bytes that are read already") {
+  Line line;
+  std::vector<unsigned char> large = pattern(256 << 10, 1);
+  trickle(line, large, 16 << 10, 2000);  // 8 MB/s
+
+  constexpr std::size_t kElements = 32768, kBlock = 129;
+  std::vector<float> out(kElements), in(kElements);
+  for (std::size_t i = 0; i < kElements; ++i) out[i] = static_cast<float>(i % 101);
+  std::uint32_t sent = 0, got = 0;
+  SendRequest send = send_request(2, {{out.data(), 4 * kElements}}, &sent);
+  RecvRequest recv = recv_request(2, {{in.data(), 4 * kElements}}, &got);
+  send.wire = recv.wire = WireFormat::int8;
+  send.header.bytes = recv.header.bytes = encoded_bytes(WireFormat::int8, kElements);
+  line.b.post_recv(std::move(recv));
+  line.a.post_send(std::move(send));
+  drive([&] { line.a.progress(), line.take(); }, [&] { return sent == 1; });
+
+  // Half a block waits in the link for its other half.
+  const std::uint64_t before = line.b.bytes_received, first = sizeof(MessageHeader) + 10 * kBlock + 60;
+  line.pass(first);
+  drive([&] { line.b.progress(); }, [&] { return line.b.bytes_received == before + first; });
+  CHECK(line.b.haste() == Haste::unhurried);
+  line.b.prepare_sleep();
+  CHECK(low_water(line.b) == line.held());
+  line.pass(line.held());
+  CHECK(readable(line.b, 1000));
+  drive([&] { line.b.progress(); }, [&] { return got == 1; });
+  CHECK(in[kElements - 1] == out[kElements - 1]);
+}
+
 }  // namespace ringleader

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 
 import pytest
 
@@ -50,3 +52,28 @@ def test_the_built_in_choice_crosses_the_network_least_often(hosts: Hosts, each:
         assert algorithm.partition(":")[0] in ("hierarchical", "hierarchical_leader")
         share = 1.0 if wire == "f32" else 0.27
         assert max(sent) < 1.01 * share * nbytes + 2000  # and the heads of the messages
+
+
+WAITING = """
+import time, numpy as np, ringleader as rl
+with rl.init(timeout=60) as comm:
+    x = np.full(1 << 20, comm.rank, np.float32)
+    comm.all_reduce(x, "max")  # after it the speed of the line is known
+    before, started = time.process_time(), time.perf_counter()
+    for _ in range(6):
+        comm.all_reduce(x, "max")
+    print((time.process_time() - before) / (time.perf_counter() - started), x.min())
+"""
+
+
+@pytest.mark.skipif(shutil.which("tc") is None, reason="tc (iproute2) is needed to slow a line down")
+def test_waiting_for_a_slow_line_leaves_the_core_to_others_also_beside_ranks_of_the_same_host(hosts: Hosts) -> None:
+    for host in range(2):
+        limits = ["root", "tbf", "rate", "200mbit", "burst", "50000", "latency", "50ms"]
+        command = ["tc", "-n", hosts.name(host), "qdisc", "replace", "dev", "eth0", *limits]
+        subprocess.run(command, check=True, capture_output=True, timeout=20)
+    for code, out, err in outputs(hosts.start_job(WAITING, (2, 2))):
+        assert code == 0, err
+        share, least = map(float, out.split())
+        assert least == 3
+        assert share < 0.08  # 0.12 to 0.15 where it spins and yields between packets, 0.02 to 0.03 where it sleeps

@@ -16,7 +16,7 @@ _world: rl.Communicator | None = None
 _parts: dict[tuple[int, ...], rl.Communicator | None] = {}
 
 
-def world(timeout: float = 60) -> rl.Communicator:
+def world(timeout: float = 120) -> rl.Communicator:
     """This process's communicator of all ranks, made anew after a failure (which all ranks must have seen)."""
     global _world
     if _world is None or _world.state != "live":

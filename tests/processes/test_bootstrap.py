@@ -259,6 +259,16 @@ def test_shm_was_demanded_but_is_not_possible():
     assert isinstance(results[0], InvalidArgument)
 
 
+def test_slots_of_different_sizes_are_refused():
+    # Ranks would look for each other's data in the wrong places.
+    for config in (Config(), TCP):
+        results = form(3, configs={0: config, 1: config, 2: replace(config, buffsize=128 << 10)})
+        for error in results:
+            assert isinstance(error, InvalidArgument)
+            assert "RINGLEADER_BUFFSIZE" in str(error)
+            assert "524288" in str(error) and "rank 2 (host" in str(error) and "131072" in str(error)
+
+
 @pytest.mark.skipif(not IPV6, reason="no IPv6 here")
 def test_families():
     four, six = replace(TCP, socket_family="AF_INET"), replace(TCP, socket_family="AF_INET6")

@@ -11,7 +11,7 @@ from compress_support import PLAIN, WITH_MEMORY, EveryThird, equal_state, gradie
 
 import ringleader as rl
 from ringleader import errors
-from ringleader.compress import BF16, FP16, ErrorFeedback, Int8, OneBit, RandomK, TopK
+from ringleader.compress import BF16, FP16, ErrorFeedback, Int8, OneBit, PowerSGD, RandomK, TopK
 from ringleader.runtime.compressed import all_reduce_vector, pays
 
 _comm: rl.Communicator | None = None
@@ -186,6 +186,22 @@ class OnlyIfItPays(EveryThird):
     def __init__(self, seconds_per_byte: float) -> None:
         super().__init__()
         self.seconds_per_byte = seconds_per_byte
+
+
+def seeded(kind: str) -> str:
+    comm = world()
+    codec = RandomK(k=3, seed=comm.rank) if kind == "RandomK" else PowerSGD(seed=comm.rank)
+    try:
+        comm.all_reduce(gradient(100, 0, comm.rank), "avg", compression=codec)
+    except errors.InvalidArgument as error:
+        return str(error)
+    return "nothing was wrong"
+
+
+@pytest.mark.parametrize("kind", ["RandomK", "PowerSGD"])
+def test_seeds_that_differ_are_refused_by_all(pair: rl.WorkerGroup, kind: str) -> None:
+    for rank, text in enumerate(pair.run(seeded, kind)):
+        assert f"seeds of the ranks' {kind} differ (this rank has {rank})" in text
 
 
 def adaptive() -> list[bool]:

@@ -87,7 +87,7 @@ LARGE = 150_001  # more than one window
 
 def _hashes(calls: int, large: bool) -> dict[str, str]:
     """For each group size, algorithm, type and count: the digest of the result, or a complaint."""
-    comm, seen = world(timeout=60), {}
+    comm, seen = world(timeout=250), {}  # the last rank waits for the only group that it is in
     kinds = (np.dtype("f4"), np.dtype("f2"), BF16)
     for n in range(2, comm.size + 1):
         group = part(range(n))
@@ -140,7 +140,7 @@ def test_same_bits_on_all_ranks_in_all_calls_and_launches_also_under_load(transp
             burner.start()
         try:
             with rl.WorkerGroup(N, transport=transport) as group:
-                launches.append(group.run(_hashes, calls, True, timeout=600 if LONG else 100))
+                launches.append(group.run(_hashes, calls, True, timeout=600 if LONG else 250))
         finally:
             stop.set()
             if launch == 1:

@@ -126,7 +126,7 @@ def _come_and_go(rounds: int, drop: bool) -> Any:
 
 @pytest.mark.parametrize("drop", [False, True], ids=["closed", "dropped"])
 def test_groups_come_and_go(four: Workers, drop: bool) -> None:
-    for files, grown, threads in four.run(_come_and_go, 1000 if LONG else 80, drop, timeout=600 if LONG else 100):
+    for files, grown, threads in four.run(_come_and_go, 1000 if LONG else 80, drop, timeout=600 if LONG else 250):
         assert files <= 5
         assert grown < 20 << 20
         assert threads <= 0

@@ -61,7 +61,7 @@ def test_a_rank_killed_in_the_middle_of_64_mib(transport: str, seed: int) -> Non
     rng = random.Random(f"{transport}{seed}")
     victim, delay = rng.randrange(4), rng.uniform(0.01, 0.5)
     with rl.WorkerGroup(4, transport=transport) as group:
-        outcomes = group.outcomes(_loop, victim, delay, seed % 2 == 0, seed % 4 >= 2, timeout=110, grace=100)
+        outcomes = group.outcomes(_loop, victim, delay, seed % 2 == 0, seed % 4 >= 2, timeout=250, grace=100)
     assert "SIGKILL" in (outcomes[victim].error or "")
     survivors = [outcome for outcome in outcomes if outcome.rank != victim]
     for outcome in survivors:

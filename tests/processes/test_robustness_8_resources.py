@@ -299,7 +299,7 @@ def _changing_sizes(rounds: int) -> Any:
 
 def test_memory_is_flat_over_calls_of_changing_sizes_dropped_unwaited(four: Workers) -> None:
     rounds = 20_000 if LONG else 3000
-    for grown, files, arena, live in four.run(_changing_sizes, rounds, timeout=600 if LONG else 100):
+    for grown, files, arena, live in four.run(_changing_sizes, rounds, timeout=600 if LONG else 250):
         assert grown < 10 << 20
         assert files == 0
         assert arena <= 1 << 20
@@ -354,7 +354,7 @@ def _timeouts(rounds: int, groups: int) -> Any:
 
 
 def test_timeouts_leave_nothing_behind(four: Workers) -> None:
-    for grown, files, threads, arena in four.run(_timeouts, 500, 500 if LONG else 30, timeout=600 if LONG else 100):
+    for grown, files, threads, arena in four.run(_timeouts, 500, 500 if LONG else 30, timeout=600 if LONG else 250):
         assert grown < 10 << 20
         assert files <= 5
         assert threads <= 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,38 @@ def test_the_best_is_found_in_one_half_and_timed_in_the_other() -> None:
     same = [{A: 3.0, B: 2.0}, {A: 3.0, B: 2.0}]
     assert regret._regret(same, A, [A, B]) == 1.5
     assert regret._regret(same, B, [A, B]) == 1.0
+
+
+class Weather:
+    """Measures as told: seconds of each trial in each call, in turn."""
+
+    def __init__(self, *calls: dict[Trial, float]) -> None:
+        self.calls = list(calls)
+        self.asked: list[list[Trial]] = []
+
+    def measure(self, trials: list[Trial], seconds: float, blocks: int) -> Any:
+        self.asked.append(list(trials))
+        told = self.calls.pop(0)
+        return SimpleNamespace(blocks=[[told[trial]] * blocks for trial in trials], elapsed=0.0)
+
+
+def test_a_doubtful_choice_is_measured_again() -> None:
+    # A looks slow for one pair of halves only; C is slow, and is left out.
+    calm = {A: 1.0, B: 1.01, C: 2.0}
+    weather = Weather(*[calm] * 6)
+    samples = [{A: [1.5] * 2, B: [1.0] * 2, C: [2.0] * 2} for _ in range(2)]
+    field = [A, B, C]
+    evaluation = regret.Evaluation(weather, None, None, 64)
+    assert evaluation._again(samples, field, (A,), 2) == 3
+    assert field == [A, B]
+    assert all(set(trials) == {A, B} for trials in weather.asked)
+    assert [sample[A] for sample in samples] == [[1.5, 1.5, 1.0, 1.0, 1.0, 1.0]] * 2
+    # What is really slow stays so, after a bounded number of rounds.
+    samples = [{A: [1.5] * 2, B: [1.0] * 2} for _ in range(2)]
+    weather = Weather(*[{A: 1.5, B: 1.0}] * 6)
+    evaluation = regret.Evaluation(weather, None, None, 64)
+    assert evaluation._again(samples, [A, B], (A,), 2) == regret.MOST_ROUNDS
+    assert not weather.calls
 
 
 def test_blocks_fill_the_time_within_limits() -> None:

@@ -10,7 +10,7 @@ from test_schedule_samples import SAMPLES, dissemination, through_scratch
 
 from ringleader.errors import ScheduleError
 from ringleader.schedule import Builder, Schedule, check_spec
-from ringleader.schedule.spec import RULES
+from ringleader.schedule.spec import RULES, find_violation
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -137,3 +137,22 @@ class TestScratchSizes:
         table = table[table["count"] == 2]
         table["count"] = 1
         check_spec(Schedule("all_reduce", 3, 1, table))
+
+
+def test_collisions_are_those_of_single_chunks() -> None:
+    # Transfers of several chunks are looked at as a whole; each chunk by itself must say the same.
+    random = np.random.default_rng(5)
+    found = 0
+    for _ in range(300):
+        b = Builder("all_reduce", n=3, chunks=8)
+        writes: dict[tuple[int, int, int], list[bool]] = {}
+        for step in np.sort(random.integers(0, 3, 4)).tolist():
+            src, chunk, count = (int(value) for value in random.integers((0, 0, 1), (3, 5, 4)))
+            dst, reduce = (src + int(random.integers(1, 3))) % 3, bool(random.integers(0, 3))
+            b.send(step, src=src, src_chunk=chunk, dst=dst, count=count, reduce=reduce)
+            for place in range(chunk, chunk + count):
+                writes.setdefault((step, dst, place), []).append(reduce)
+        collides = any(len(kinds) > 1 and not all(kinds) for kinds in writes.values())
+        assert (find_violation(b.build()) is not None) is collides
+        found += collides
+    assert 30 < found < 270

@@ -418,3 +418,9 @@ def test_explain_names_limits() -> None:
     explanation = explain("all_reduce", 8, 3000, range(3000), env={})
     notes = {candidate.algorithm: candidate.note for candidate in explanation.candidates}
     assert f"at most {MAX_TRANSFERS}" in notes["one_shot"]
+
+
+def test_powers_of_two_gather_by_doubling() -> None:
+    chosen = {n: select("all_gather", 4096, n, list(range(n)), 4, env={}).algorithm for n in range(2, 10)}
+    assert [n for n, algorithm in chosen.items() if algorithm == "recursive_doubling"] == [4, 8]
+    assert {chosen[n] for n in (3, 5, 6, 7, 9)} == {"bruck"}

@@ -294,8 +294,31 @@ def test_the_tuner_keeps_to_its_budget() -> None:
     places = [Place.local(n, "shm") for n in (2, 3, 4)]
     tuning = Tuner(machine, _settings(2.0, *places), clock=lambda: machine.now).run()
     assert machine.now < 3.0
-    assert len(tuning.points) == 3 * 2 * 4  # every request has a choice, measured or not
+    asked = {(point.place, point.collective, point.nbytes) for point in tuning.points}
+    sizes = _settings(2.0, *places).sizes
+    assert sum(nbytes in sizes for _, _, nbytes in asked) == 3 * 2 * 4  # every request has a choice, measured or not
     assert any(point.times for point in tuning.points)
+
+
+@dataclass
+class Steep(MadeUp):
+    """A machine on which everything but a ring is much slower beyond 24 KiB, and the ring before."""
+
+    def true(self, trial: Trial, nodes: Sequence[int]) -> float:
+        slow = (trial.nbytes > 24 << 10) is not trial.algorithm.startswith("ring")
+        return (3e-4 if slow else 1e-4) * (1 + trial.nbytes / (1 << 20))
+
+
+def test_where_the_choice_changes_is_found_more_closely() -> None:
+    machine = Steep()
+    settings = Settings((Place.local(4, "tcp"),), 60.0, (8, 1 << 13, 1 << 16, 1 << 20), ("all_reduce",), cores=2)
+    tuning = Tuner(machine, settings, clock=lambda: machine.now).run()
+    rules = rules_of(tuning.points, "tuned")
+    # The half way between two sizes, 22.6 KiB, was measured, and the next one: 38 KiB. 29 KiB lie between these.
+    for nbytes, ring in ((20 << 10, False), (30 << 10, True), (1 << 16, True)):
+        choice = select("all_reduce", nbytes, 4, [0, 1, 2, 3], 4, env={}, rules=[rules])
+        assert choice.algorithm.startswith("ring") is ring, nbytes
+    assert len(tuning.points) == 4 + 2
 
 
 def test_what_was_not_measured_is_chosen_by_what_is_expected() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from test_schedule_samples import (
     two_shot,
 )
 
+from ringleader.algorithms import build
 from ringleader.errors import ScheduleError
-from ringleader.schedule import Builder, Schedule, lower, verify
+from ringleader.schedule import Builder, Schedule, lower, replay, verify
 from ringleader.schedule.lower import CACHED_TRANSFERS, clear_cache
 
 try:
@@ -248,3 +250,31 @@ def test_lowering_agrees_with_verify_about_dropped_transfers(name: str) -> None:
         except ValueError as error:  # refused: something is read that is not there
             found = [str(error)]
         assert found
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_large_step_is_replayed_in_pieces(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    # What is at hand at one time is bounded, however many chunks a step moves; and the result is the same.
+    schedule = build("all_reduce", "hierarchical:hosts=4*6:outer=ring", 24)
+    if broken:
+        schedule = Schedule("all_reduce", 24, schedule.chunks, np.delete(schedule.table, [5, 40]))
+    at_once: list[int] = []
+    step = replay.Replay._step
+
+    def counted(self: replay.Replay, rows_of: Any, src: Any, *rest: Any) -> None:
+        at_once.append(len(src))
+        step(self, rows_of, src, *rest)
+
+    monkeypatch.setattr(replay.Replay, "_step", counted)
+    whole = replay.Replay(schedule, False, 3)
+    steps, largest = len(at_once), max(at_once)
+    monkeypatch.setattr(replay, "PIECE", largest // 4)
+    at_once.clear()
+    pieces = replay.Replay(schedule, False, 3)
+    assert steps == schedule.steps < len(at_once)
+    assert max(at_once) <= largest // 4 + 1
+    assert pieces.missing == whole.missing
+    report = verify(schedule, mode="fingerprint", lowered=False)
+    assert report.ok is not broken
+    weights = [each.rows[:, replay.WEIGHT] for each in (whole, pieces)]
+    np.testing.assert_array_equal(*weights)

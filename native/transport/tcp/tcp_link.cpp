@@ -82,13 +82,17 @@ short TcpLink::poll_events() const {
 Haste TcpLink::haste() const {
   if (recvs_.empty() && sends_.empty()) return Haste::none;
   if (pace_ == 0) return recvs_.empty() ? Haste::none : Haste::prompt;
-  const std::uint64_t next = recvs_.empty() ? sends_.front().header.bytes : header_seen_ ? remaining_ : recvs_.front().header.bytes;
+  const std::uint64_t next = recvs_.empty() ? sends_.front().header.bytes : header_seen_ ? to_come() : recvs_.front().header.bytes;
   return pace_ * static_cast<double>(std::min<std::uint64_t>(next, kSleepBatch)) > kWorthSleepingNs ? Haste::unhurried : Haste::prompt;
 }
 
+// Of the front message, once its header is there. What lies in the buffer is less than an item or a block of it, and the kernel no
+// longer counts it: to wait for `remaining_` bytes would be to wait for more than ever come.
+std::uint64_t TcpLink::to_come() const { return remaining_ - (end_ - begin_); }
+
 void TcpLink::prepare_sleep() {
   const bool batch = header_seen_ && haste() == Haste::unhurried;
-  const std::size_t wanted = batch ? std::min<std::uint64_t>(remaining_, kSleepBatch) : 1;
+  const std::size_t wanted = batch ? std::min<std::uint64_t>(to_come(), kSleepBatch) : 1;
   if (wanted == low_water_) return;
   const int value = static_cast<int>(wanted);
   if (setsockopt(socket_.fd(), SOL_SOCKET, SO_RCVLOWAT, &value, sizeof value) == 0) low_water_ = wanted;

@@ -56,6 +56,7 @@ class TcpLink final : public Link {
   std::size_t read_into_pieces(const RecvRequest& request, std::size_t limit, bool& drained);
   void advance_recv(const RecvRequest& request, std::size_t bytes);
   std::size_t received(ssize_t result, std::size_t asked, bool& drained);
+  std::uint64_t to_come() const;
   std::string activity() const;
   void await_first();
   void first_came();

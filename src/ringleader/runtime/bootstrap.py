@@ -165,6 +165,12 @@ def _form(
             "the ranks disagree about RINGLEADER_NET (or RINGLEADER_TRANSPORT): "
             f"{'; '.join(f'{c.name} uses {c.net}' for c in cards)}"
         )
+    # Each rank cuts operations into windows by its own setting, and reads those of the others at the same places.
+    if other := next((card for card in cards if card.buffsize != cards[0].buffsize), None):
+        raise InvalidArgument(
+            "the ranks disagree about RINGLEADER_BUFFSIZE: "
+            f"{cards[0].name} has {cards[0].buffsize} bytes, {other.name} has {other.buffsize}; give all ranks the same"
+        )
     plan = _Plan(cards, nodes, rank)
     ucx = open_worker(config) if plan.remote and config.network == "ucx" else None
     here = cohabitants(cards, rank)

@@ -51,6 +51,7 @@ class Card:
     bind: str = NONE  # what is to become of that
     quota: int = 0  # of cores, 0: none
     net: str = "tcp"
+    buffsize: int = 0  # bytes of a staging slot: into how many windows an operation is cut
     told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
 
     @property
@@ -141,6 +142,7 @@ def my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
         shm=config.use_shm,
         transport=config.transport,
         net=config.network,
+        buffsize=config.buffsize,
         channels=config.channels,
         workers=config.workers,
         cores=format_cores(my_cores()),

@@ -16,16 +16,17 @@ A *location* is one chunk of one buffer of one rank. Each holds a row of 64-bit 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.schedule.algebra import expand
 from ringleader.schedule.table import Schedule
 from ringleader.schedule.types import Buffer, Collective
 
-__all__ = ["DRAWS", "Places", "Replay", "Required", "initial", "required"]
+__all__ = ["DRAWS", "Places", "Replay", "Required", "blocks_of_ranks", "initial", "required"]
 
 DRAWS = 2
 PRIME = np.uint64((1 << 61) - 1)
@@ -33,6 +34,7 @@ LOW, WEIGHT, MIX, EXTRA = 0, 1, 2, 3  # columns; EXTRA is ORIGIN in exact mode, 
 NOBODY = np.uint64(1 << 40)  # LOW of an empty location
 MANY = np.uint64(1 << 40)  # WEIGHT stops here; above every number of ranks
 MIXED = np.uint64(1 << 40)  # ORIGIN of contributions from different chunks
+PIECE = 1 << 18  # chunks moved at once: what is at hand for them fits the caches
 
 U64 = NDArray[np.uint64]
 Index = NDArray[np.int64]
@@ -70,10 +72,22 @@ class Required(NamedTuple):
     chunk: Index  # of which chunk
 
 
-def initial(schedule: Schedule, places: Places) -> tuple[Index, Index, Index]:
-    """Locations that are valid at the start, with the rank and the chunk that each is a contribution of."""
-    n, m, collective = schedule.n, schedule.chunks_per_block, schedule.collective
-    rank, chunk = (array.reshape(-1) for array in np.indices((n, schedule.chunks)))
+def blocks_of_ranks(schedule: Schedule) -> Iterator[range]:
+    """All ranks, so many at a time that their chunks fit the caches."""
+    together = max(1, PIECE // schedule.chunks)
+    for first in range(0, schedule.n, together):
+        yield range(first, min(first + together, schedule.n))
+
+
+def initial(schedule: Schedule, places: Places, ranks: range | None = None) -> tuple[Index, Index, Index]:
+    """Locations of these ranks (or all) that are valid at the start, and the rank and chunk they are contributions of.
+
+    In ascending order.
+    """
+    ranks = range(schedule.n) if ranks is None else ranks
+    m, collective = schedule.chunks_per_block, schedule.collective
+    rank, chunk = (array.reshape(-1) for array in np.indices((len(ranks), schedule.chunks)))
+    rank += ranks.start
     if collective in (Collective.BROADCAST, Collective.SCATTER):
         keep = rank == schedule.root
     elif collective in (Collective.ALL_GATHER, Collective.GATHER):
@@ -85,10 +99,12 @@ def initial(schedule: Schedule, places: Places) -> tuple[Index, Index, Index]:
     return places.of(rank, buffer, chunk), rank, chunk
 
 
-def required(schedule: Schedule, places: Places) -> Required:
-    """What the collective promises; the table in docs/schedule.md."""
-    n, m, collective = schedule.n, schedule.chunks_per_block, schedule.collective
-    rank, chunk = (array.reshape(-1) for array in np.indices((n, schedule.chunks)))
+def required(schedule: Schedule, places: Places, ranks: range | None = None) -> Required:
+    """What the collective promises these ranks, or all; the table in docs/schedule.md."""
+    ranks = range(schedule.n) if ranks is None else ranks
+    m, collective = schedule.chunks_per_block, schedule.collective
+    rank, chunk = (array.reshape(-1) for array in np.indices((len(ranks), schedule.chunks)))
+    rank += ranks.start
     if collective in (Collective.REDUCE, Collective.GATHER):
         keep = rank == schedule.root
     elif collective in (Collective.REDUCE_SCATTER, Collective.SCATTER):
@@ -116,37 +132,98 @@ class Replay:
         self.places = Places(schedule)
         self.exact = exact or schedule.collective is Collective.BARRIER
         self.missing: list[int] = []
-        rng = np.random.default_rng(seed)
-        place, rank, chunk = initial(schedule, self.places)
         columns = EXTRA + 1 if self.exact else EXTRA + DRAWS
         self.rows: U64 = np.zeros((self.places.total, columns), np.uint64)
         self.rows[:, LOW] = NOBODY
-        self.rows[place, LOW] = rank
-        self.rows[place, WEIGHT] = 1
-        self.rows[place, MIX] = rng.integers(0, 1 << 64, len(place), np.uint64)
         self.counts: Counts | None = None
-        self.symbols: U64 | None = None
-        if not self.exact:
+        self.symbols: U64 | None = None  # drawn for each rank and chunk, where they are looked for one by one
+        self.sums: U64 = np.zeros((schedule.chunks, DRAWS), np.uint64)  # of all contributions to each chunk
+        if not self.exact and not schedule.collective.reduces:
             self.symbols = np.zeros((schedule.n, schedule.chunks, DRAWS), np.uint64)
-            self.symbols[rank, chunk] = rng.integers(0, int(PRIME), (len(place), DRAWS), np.uint64)
-            self.rows[place, EXTRA:] = self.symbols[rank, chunk]
         elif schedule.collective is Collective.BARRIER:
             self.counts = np.zeros((self.places.total, (schedule.n + 63) // 64), np.uint64)
-            self.counts[place, rank // 64] = np.uint64(1) << (rank % 64).astype(np.uint64)
-        else:
+        elif self.exact:
             self.counts = np.zeros((self.places.total, schedule.n), np.uint32)
-            self.counts[place, rank] = 1
-            self.rows[place, EXTRA] = chunk
+        rng = np.random.default_rng(seed)
+        for ranks in blocks_of_ranks(schedule):
+            self._fill(rng, *initial(schedule, self.places, ranks))
         self._run()
 
-    def _run(self) -> None:
-        moves, origin = expand(self.schedule.table)
-        if not len(moves):
+    def _fill(self, rng: np.random.Generator, place: Index, rank: Index, chunk: Index) -> None:
+        """Put single contributions into some locations."""
+        if not len(place):
             return
-        source = self.places.of(moves["src_rank"], moves["src_buffer"], moves["src_chunk"])
-        target = self.places.of(moves["dst_rank"], moves["dst_buffer"], moves["dst_chunk"])
-        reduce = moves["reduce"].astype(bool)
-        changes = np.diff(moves["step"], prepend=-1) != 0
+        # A slice, if they lie side by side, is much quicker.
+        side_by_side = int(place[-1] - place[0]) == len(place) - 1
+        where = slice(int(place[0]), int(place[-1]) + 1) if side_by_side else place
+        self.rows[where, LOW] = rank
+        self.rows[where, WEIGHT] = 1
+        self.rows[where, MIX] = rng.integers(0, 1 << 64, len(place), np.uint64)
+        if self.counts is None:
+            drawn = rng.integers(0, int(PRIME), (len(place), DRAWS), np.uint64)
+            self.rows[where, EXTRA:] = drawn
+            if self.symbols is not None:
+                self.symbols[rank, chunk] = drawn
+                return
+            for row in drawn.reshape(-1, self.schedule.chunks, DRAWS):  # a reduction's ranks have all chunks
+                sums = self.sums + row
+                self.sums = np.minimum(sums, sums - PRIME)
+        elif self.schedule.collective is Collective.BARRIER:
+            self.counts[place, rank // 64] = np.uint64(1) << (rank % 64).astype(np.uint64)
+        else:
+            self.counts[place, rank] = 1
+            self.rows[place, EXTRA] = chunk
+
+    def _run(self) -> None:
+        table = self.schedule.table
+        if not len(table):
+            return
+        starts = np.flatnonzero(np.diff(table["step"], prepend=-1))
+        moves = np.add.reduceat(table["count"], starts, dtype=np.int64)
+        ends = np.append(starts[1:], len(table))
+        batch = (np.cumsum(moves) - 1) // PIECE
+        batch[moves > PIECE] = -1  # on its own: it may have to be cut
+        firsts = np.flatnonzero((np.diff(batch, prepend=-2) != 0) | (batch < 0))
+        for first, last in zip(firsts, np.append(firsts[1:], len(starts)) - 1, strict=True):
+            rows = np.arange(starts[first], ends[last])
+            if last > first or not self._cut(rows, int(moves[first])):
+                spans = table[rows]
+                self._steps(rows, spans["src_chunk"], spans["dst_chunk"], spans["count"])
+
+    def _cut(self, rows: Index, moves: int) -> bool:
+        """Run a large step piece by piece, each some of the chunks; False if it cannot be cut or need not be.
+
+        With one block and no scratch both ends of a transfer are the same chunk, so what happens to one chunk does not
+        depend on the others, and a piece may write before the next one reads. Small pieces stay in the caches, and
+        their memory is used again and again.
+        """
+        pieces = -(-moves // PIECE)
+        if pieces == 1 or self.schedule.blocks > 1 or self.schedule.scratch_chunks or len(rows) * pieces > moves:
+            return False
+        table = self.schedule.table[rows]
+        first = table["src_chunk"]
+        end = first + table["count"]
+        edges = np.linspace(0, self.schedule.chunks, pieces + 1).astype(np.int32)
+        for low, high in itertools.pairwise(edges):
+            lows, highs = np.maximum(first, low), np.minimum(end, high)
+            some = lows < highs
+            if some.any():
+                self._steps(rows[some], lows[some], lows[some], (highs - lows)[some])
+        return True
+
+    def _steps(self, rows: Index, src_chunk: Index, dst_chunk: Index, count: Index) -> None:
+        """Run steps: transfers of the table, from and to these chunks."""
+        table = self.schedule.table[rows]
+        # The chunks of a transfer lie side by side at both ends.
+        source = self.places.of(table["src_rank"], table["src_buffer"], src_chunk)
+        target = self.places.of(table["dst_rank"], table["dst_buffer"], dst_chunk)
+        reduce, steps = table["reduce"].astype(bool), table["step"]
+        if int(count.max()) > 1:
+            before = np.cumsum(count, dtype=np.int64) - count
+            offset = np.arange(int(count.sum())) - np.repeat(before, count)
+            source, target = np.repeat(source, count) + offset, np.repeat(target, count) + offset
+            reduce, steps, rows = np.repeat(reduce, count), np.repeat(steps, count), np.repeat(rows, count)
+        changes = np.diff(steps, prepend=-1) != 0
         starts = np.flatnonzero(changes)
         reducing = np.add.reduceat(reduce, starts, dtype=np.int64)
         # Steps in which several transfers write one location need the general fold.
@@ -154,27 +231,33 @@ class Replay:
         keys = np.sort(step * self.places.total + target)
         crowded = np.zeros(len(starts), bool)
         crowded[keys[1:][keys[1:] == keys[:-1]] // self.places.total] = True
-        for i, (start, end) in enumerate(zip(starts, [*starts[1:], len(moves)], strict=True)):
-            src, dst = source[start:end], target[start:end]
-            rows, counts = self._take(src)
-            empty = rows[:, WEIGHT] == 0
-            if empty.any():
-                self.missing.extend(int(index) for index in np.unique(origin[start:end][empty]))
-            if reducing[i] == 0:
-                self._put(dst, rows, counts)
-                continue
-            adds = reduce[start:end] & ~empty
-            whole = bool(adds.all())
-            to, new, add = (dst, rows, counts) if whole else (dst[adds], rows[adds], _at(counts, adds))
-            if crowded[i]:
-                to, new, add = self._fold(to, new, add)
-            else:
-                own, mine = self._take(to)
-                new, add = self._combine(own, mine, new, add)
-            self._put(to, new, add)
-            if not whole:
-                copies = ~reduce[start:end]
-                self._put(dst[copies], rows[copies], _at(counts, copies))
+        for i, (start, end) in enumerate(zip(starts, [*starts[1:], len(steps)], strict=True)):
+            part = slice(start, end)
+            self._step(rows[part], source[part], target[part], reduce[part], bool(reducing[i]), bool(crowded[i]))
+
+    def _step(
+        self, rows_of: Index, src: Index, dst: Index, reduce: NDArray[np.bool_], reducing: bool, crowded: bool
+    ) -> None:
+        """Run (a piece of) one step: all reads before all writes."""
+        rows, counts = self._take(src)
+        empty = rows[:, WEIGHT] == 0
+        if empty.any():
+            self.missing.extend(int(index) for index in np.unique(rows_of[empty]))
+        if not reducing:
+            self._put(dst, rows, counts)
+            return
+        adds = reduce & ~empty
+        whole = bool(adds.all())
+        to, new, add = (dst, rows, counts) if whole else (dst[adds], rows[adds], _at(counts, adds))
+        if crowded:
+            to, new, add = self._fold(to, new, add)
+        else:
+            own, mine = self._take(to)
+            new, add = self._combine(own, mine, new, add)
+        self._put(to, new, add)
+        if not whole:
+            copies = ~reduce
+            self._put(dst[copies], rows[copies], _at(counts, copies))
 
     def _take(self, place: Index) -> tuple[U64, Counts | None]:
         return self.rows.take(place, axis=0), None if self.counts is None else self.counts.take(place, axis=0)
@@ -212,12 +295,17 @@ class Replay:
         rows = np.concatenate([own[there], rows])
         if counts is not None and mine is not None:
             counts = np.concatenate([mine[there], counts])
-        order = np.lexsort((rows[:, LOW], place))
+        # Nothing is empty here, so LOW is a rank.
+        order = np.argsort(place * self.schedule.n + rows[:, LOW].astype(np.int64), kind="stable")
         place, rows, counts = place[order], rows[order], _at(counts, order)
         starts = np.flatnonzero(np.diff(place, prepend=-1))
         sizes = np.diff(starts, append=len(place))
         result, total = rows[starts], _at(counts, starts)
+        fewest = int(sizes.min(initial=len(place)))
         for k in range(1, int(sizes.max(initial=1))):
+            if k < fewest:  # all have one more
+                result, total = self._combine(result, total, rows[starts + k], _at(counts, starts + k))
+                continue
             longer = np.flatnonzero(sizes > k)
             at = starts[longer] + k
             result[longer], part = self._combine(result[longer], _at(total, longer), rows[at], _at(counts, at))

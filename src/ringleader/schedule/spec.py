@@ -248,20 +248,26 @@ def _writes_do_not_collide(schedule: Schedule) -> Finding | None:
     table = schedule.table
     if not len(table):
         return None
-    moves, origin = expand(table)
-    shift = max(schedule.chunks, schedule.scratch_chunks)
-    place = (moves["dst_rank"].astype(np.int64) * 4 + moves["dst_buffer"]) * shift + moves["dst_chunk"]
-    # Steps numbered without gaps, so that the key below cannot overflow: 2 * moves * places < 2 * 2^27 * 2^29 * 4.
-    step = np.cumsum(np.diff(moves["step"], prepend=moves["step"][:1]) != 0)
-    keys = step * (np.int64(schedule.n) * 4 * shift) + place
-    copies = moves["reduce"] == 0
-    # Of what writes one chunk, copies are sorted last: a collision is a copy after anything else.
-    ordered = np.sort(keys * 2 + copies)
-    collided = (ordered[1:] >> 1 == ordered[:-1] >> 1) & (ordered[1:] & 1 == 1)
-    if not bool(collided.any()):
+    # A transfer writes an interval of locations, of one rank and buffer. With one range of numbers for each step (of
+    # steps without gaps, so that nothing overflows: 2^27 transfers, 2^29 locations) two transfers collide if their
+    # intervals overlap and one of them copies.
+    shift = np.int64(max(schedule.chunks, schedule.scratch_chunks))
+    step = np.cumsum(np.diff(table["step"], prepend=table["step"][:1]) != 0)
+    place = (table["dst_rank"].astype(np.int64) * 4 + table["dst_buffer"]) * shift + table["dst_chunk"]
+    first = step * (np.int64(schedule.n) * 4 * shift) + place
+    order = np.argsort(first, kind="stable")
+    starts, copies = first[order], table["reduce"][order] == 0
+    ends = starts + table["count"][order]
+    # Does anything before it in this order, or a copy before it, reach beyond its start? What comes earlier in the
+    # order starts earlier, so that is where they overlap.
+    reach, copied = np.maximum.accumulate(ends), np.maximum.accumulate(np.where(copies, ends, 0))
+    collided = np.zeros(len(table), bool)
+    collided[1:] = (starts[1:] < copied[:-1]) | (copies[1:] & (starts[1:] < reach[:-1]))
+    at = _first(collided)
+    if at is None:
         return None
-    collisions = np.isin(keys, ordered[1:][collided] >> 1)
-    first = int(np.argmax(collisions))
-    others = np.flatnonzero(keys == keys[first])
-    other = int(others[1])
-    return Finding(int(origin[other]), f"it writes the same chunk as {schedule.describe(int(origin[first]))}")
+    before = order[:at][ends[:at] > starts[at]]
+    if not copies[at]:
+        before = before[table["reduce"][before] == 0]
+    one, other = sorted((int(before.min()), int(order[at])))
+    return Finding(other, f"it writes the same chunk as {schedule.describe(one)}")

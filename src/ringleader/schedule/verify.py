@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ringleader.errors import ScheduleError, VerificationError
 from ringleader.schedule.lower import lower_uncached
-from ringleader.schedule.replay import DRAWS, EXTRA, MIX, PRIME, WEIGHT, Replay, Required, required
+from ringleader.schedule.replay import EXTRA, MIX, WEIGHT, Replay, Required, blocks_of_ranks, required
 from ringleader.schedule.spec import check_spec
 from ringleader.schedule.table import Schedule
 from ringleader.schedule.types import Collective
@@ -251,7 +251,16 @@ def _layouts(
 
 def _contents(replay: Replay) -> list[str]:
     """(1): violations of the final state."""
-    need = required(replay.schedule, replay.places)
+    found: list[str] = []
+    for ranks in blocks_of_ranks(replay.schedule):
+        need = required(replay.schedule, replay.places, ranks)
+        if len(need.place):
+            found += _missing(replay, need)
+    return found
+
+
+def _missing(replay: Replay, need: Required) -> list[str]:
+    """Violations among what some ranks need."""
     weights = replay.rows[need.place, WEIGHT]
     absent = weights == 0
     if replay.schedule.collective is Collective.BARRIER:
@@ -263,7 +272,8 @@ def _contents(replay: Replay) -> list[str]:
         wrong = _wrong_exactly(replay, need)
     else:
         wanted = np.where(need.rank < 0, replay.schedule.n, 1)
-        wrong = (weights != wanted.astype(np.uint64)) | (replay.rows[need.place, EXTRA:] != _sums(replay, need)).any(1)
+        sums = _sums(replay, need)
+        wrong = (weights != wanted.astype(np.uint64)) | (replay.rows[need.place, EXTRA:] != sums).any(1)
     found = []
     for i in np.flatnonzero(absent | wrong):
         what = "nothing" if absent[i] else _content_text(replay, need, int(i))
@@ -286,17 +296,12 @@ def _wrong_exactly(replay: Replay, need: Required) -> NDArray[np.bool_]:
 
 
 def _sums(replay: Replay, need: Required) -> NDArray[np.uint64]:
-    """What the draws of each required location must add up to."""
-    symbols = replay.symbols
-    assert symbols is not None
-    total = np.zeros((replay.schedule.chunks, DRAWS), np.uint64)
-    if bool((need.rank < 0).any()):
-        for row in symbols:
-            sums = total + row
-            total = np.minimum(sums, sums - PRIME)
-    one = symbols[np.maximum(need.rank, 0), need.chunk]
-    result: NDArray[np.uint64] = np.where((need.rank < 0)[:, None], total[need.chunk], one)
-    return result
+    """What the draws of each required location must add up to: everybody's, or one rank's."""
+    if replay.symbols is None:
+        result: NDArray[np.uint64] = replay.sums[need.chunk]
+        return result
+    one: NDArray[np.uint64] = replay.symbols[need.rank, need.chunk]
+    return one
 
 
 def _content_text(replay: Replay, need: Required, i: int) -> str:
@@ -328,8 +333,8 @@ def _associations(replay: Replay) -> list[str]:
     schedule = replay.schedule
     if schedule.collective is not Collective.ALL_REDUCE:
         return []
-    need = required(schedule, replay.places)
-    mixes = replay.rows[need.place, MIX].reshape(schedule.n, schedule.chunks)
+    # Data comes first among a rank's locations.
+    mixes = replay.rows.reshape(schedule.n, replay.places.width, -1)[:, : schedule.chunks, MIX]
     differs = (mixes != mixes[0]).T
     return [
         f"chunk {chunk}: rank {int(np.argmax(differs[chunk]))} combines the contributions in another association than "

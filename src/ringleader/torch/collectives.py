@@ -96,9 +96,9 @@ class Collectives(Exchanges):
     @operation("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduce a tensor in place on all ranks. `opts` may be an operator, as in torch's short form."""
-        if isinstance(tensors, Tensor):
+        if type(tensors) is not list and isinstance(tensors, Tensor):
             tensors = [tensors]
-        if opts is None or not hasattr(opts, "reduceOp"):
+        if type(opts) is not c10d.AllreduceOptions and (opts is None or not hasattr(opts, "reduceOp")):
             opts = _options(c10d.AllreduceOptions(), timeout, reduceOp=opts)
         x = single(tensors, "allreduce's list")
         return self._all_reduce(x, _op_of(opts), opts, tensors)

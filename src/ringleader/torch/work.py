@@ -39,7 +39,8 @@ _FEW_REMEMBERED = 256
 
 def seconds_of(limit: timedelta | None) -> float:
     """Seconds of a time limit; 0 for torch's ways to say that there is none (None, 0 and -1 ms)."""
-    return max(0.0, limit.total_seconds()) if limit else 0.0
+    seconds = limit.total_seconds() if limit else 0.0
+    return seconds if seconds > 0 else 0.0
 
 
 class RingleaderWork(dist.Work):
@@ -59,6 +60,16 @@ class RingleaderWork(dist.Work):
         Why it failed, for an operation that is over.
     """
 
+    # Here, not in __init__: one is made for every operation, and most never have these.
+    _stores: Sequence[Store] = ()
+    _error: BaseException | None = None
+    _future: WorkFuture | None = None
+    _callback_thread: CallbackThread | None = None
+    _lock: threading.Lock | None = None
+    _inference = False
+    _source = -1
+    _recording: Recording | None = None
+
     def __init__(
         self,
         native: _core.Work | None,
@@ -70,17 +81,15 @@ class RingleaderWork(dist.Work):
         super().__init__()
         self._native = native
         self.outputs = outputs
-        self._stores = stores
         self._keep = keep
-        self._error = error
         self._done = native is None
-        self._future: WorkFuture | None = None
-        self._callback_thread: CallbackThread | None = None
-        self._lock = threading.Lock() if stores else None
-        # Copies are made in the caller's mode, whichever thread makes them: only so they may write to its tensors.
-        self._inference = bool(stores) and torch.is_inference_mode_enabled()
-        self._source = -1
-        self._recording: Recording | None = None
+        if stores:
+            self._stores = stores
+            self._lock = threading.Lock()
+            # Copies are made in the caller's mode, whichever thread makes them: only so they may write to its tensors.
+            self._inference = torch.is_inference_mode_enabled()
+        if error is not None:
+            self._error = error
 
     # ------------------------------------------------------------------------------------------- native side
 
@@ -108,9 +117,9 @@ class RingleaderWork(dist.Work):
             return
         if self._native is not None:
             self._source = self._native.source
-        if error is None:
+        if error is None and self._stores:
             try:
-                with torch.inference_mode(self._inference) if self._stores else nullcontext():
+                with torch.inference_mode(self._inference):
                     for store in self._stores:
                         store()
             except Exception as problem:  # whoever waits gets to know, nobody else

@@ -17,15 +17,15 @@ ANY = ANY_RANGE.high
 
 def _rule(
     collective: str, layouts: str, ranks: int, nbytes: int, algorithm: str, protocol: str, segment: int = 0, *,
-    ranks_per_node: Range = ANY_RANGE, even: bool | None = None,
+    fewest: int = 0, ranks_per_node: Range = ANY_RANGE, even: bool | None = None,
 ) -> Rule:  # fmt: skip
-    """A rule for at most so many ranks and bytes."""
+    """A rule for at most so many ranks and bytes, and no fewer ranks than `fewest`."""
     size = Range(0, nbytes)
     local = layouts == "shm"
     return Rule(
         collective,
         tuple(layouts.split()),
-        ranks=Range(0, ranks),
+        ranks=Range(fewest, ranks),
         ranks_per_node=ranks_per_node,
         even=even,
         nbytes=size if local else ANY_RANGE,
@@ -35,6 +35,8 @@ def _rule(
         segment=segment,
     )
 
+
+_POWERS = tuple(1 << bits for bits in range(2, 9))  # numbers of ranks
 
 # fmt: off
 _RULES: tuple[Rule, ...] = (
@@ -75,6 +77,8 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_gather",     "mixed",       ANY, 256 * KIB, "hierarchical:outer=bruck", "push"),
     _rule("all_gather",     "mixed",       ANY,       ANY, "hierarchical",        "push"),
     _rule("all_gather",     "net mixed",     2,       ANY, "direct",               "push", 256 * KIB),
+    # As many messages and bytes as bruck, but with a power of two the blocks of each lie side by side.
+    *(_rule("all_gather",   "net mixed",     n, 256 * KIB, "recursive_doubling",   "push", fewest=n) for n in _POWERS),
     _rule("all_gather",     "net mixed",   ANY, 256 * KIB, "bruck",                "push"),
     _rule("all_gather",     "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
     _rule("all_gather",     "shm net mixed", ANY,     ANY, "bruck",                "push"),

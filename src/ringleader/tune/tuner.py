@@ -3,7 +3,8 @@
 1. Tasks (see `trials`) in a few worlds; the model is fitted to them.
 2. Races: for each world, collective and size the best candidates by the model are measured against each other and the
    built-in choice. What is measured improves what is expected nearby (see `candidates.Experience`). The most important
-   come first; for what no time is left, the expectation decides, if its advantage is large.
+   come first; for what no time is left, the expectation decides, if its advantage is large. Where the choice changes
+   from one size to the next, and the wrong one would cost much, both are raced between them.
 3. A check: the model, fitted to everything so far, against measurements it has not seen.
 
 Nothing here knows processes: `Worlds` opens places and measures, and the clock is given, so tests can do without both.
@@ -36,7 +37,9 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = (8, 128, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
-_SHARE_OF_TASKS, _SHARE_OF_CHECK = 0.15, 0.1
+_SHARE_OF_TASKS, _SHARE_OF_EDGES, _SHARE_OF_CHECK = 0.15, 0.1, 0.1
+_COSTLY = 1.1  # times the best: where either of two choices takes so long, it matters where the one ends
+_HALVINGS = 2  # of the factor between two sizes
 _BLOCK = 2e-3  # seconds
 _SMALL = 64 * KIB  # tasks of so many bytes take next to nothing anywhere
 _TASK_BLOCKS, _BLOCKS, _ROUNDS = 4, 4, 3
@@ -134,7 +137,8 @@ class Tuner:
         one_host = all(place.hosts == 1 for place in self.settings.places)
         model = replace(DEFAULT, cores=self.settings.cores, one_host=one_host, source="tuned")
         model = self._tasks(model)
-        points = self._races(Experience(model))
+        experience = Experience(model)
+        points = self._edges(experience, self._races(experience))
         model = fit(self._observations, model)
         checked = self._check(model)
         seen = [Observation(work(c.trial, c.place.nodes), c.place.layout, c.trial.nbytes, c.measured) for c in checked]
@@ -192,10 +196,11 @@ class Tuner:
         points: dict[tuple[Place, str, int], Point] = {}
         queue = list(_by_importance(self.settings))
         for done, (place, collective, nbytes) in enumerate(queue):
-            left = self.settings.budget * (1 - _SHARE_OF_CHECK) - self._used
+            left = self.settings.budget * (1 - _SHARE_OF_EDGES - _SHARE_OF_CHECK) - self._used
             self.progress(self._used / self.settings.budget, f"{collective}, {place}, {nbytes} bytes")
             near = _nearest(points, place, collective, nbytes)
-            found = self._race(experience, place, collective, nbytes, near, left, left / (len(queue) - done))
+            choices = [] if near is None else [near]
+            found = self._race(experience, place, collective, nbytes, choices, left, left / (len(queue) - done))
             if found is not None:
                 points[place, collective, nbytes] = found
         for place, collective, nbytes in queue:
@@ -210,13 +215,16 @@ class Tuner:
         place: Place,
         collective: str,
         nbytes: int,
-        near: Trial | None,
+        choices: Sequence[Trial],
         left: float,
         fair: float,
     ) -> Point | None:
-        """Measure the best candidates; None if there is no time. `left` seconds in all, `fair` of them for this one."""
+        """Measure the best candidates; None if there is no time. `left` seconds in all, `fair` of them for this one.
+
+        `choices` are those of sizes nearby: besides the built-in one they are preferred unless clearly slower.
+        """
         built_in = _built_in(place, collective, nbytes)
-        incumbents = [trial for trial in (built_in, near) if trial is not None]
+        incumbents = [built_in, *choices]
         field = ranked(experience, collective, nbytes, place.nodes, incumbents)
         size = min(_MOST_CANDIDATES, len(field))
         while size > _FEWEST_CANDIDATES and _price(field[:size]) > (1 if size > _CANDIDATES else 3) * fair:
@@ -232,6 +240,34 @@ class Tuner:
             if _joint(collective):
                 self._observe(place, trial, seconds)
         return Point(place, collective, nbytes, outcome.winner, built_in, outcome.times)
+
+    # -------------------------------------------------------------------------------------------- edges
+
+    def _edges(self, experience: Experience, points: Sequence[Point]) -> list[Point]:
+        """The points, and more between those where the choice changes: the rule for each reaches half way to the next.
+
+        An algorithm that is best up to some size can be much slower right beyond it, as where its messages no longer
+        fit a buffer; so that size has to be known better than by a factor of two.
+        """
+        found = list(points)
+        for _ in range(_HALVINGS):
+            rows: dict[tuple[Place, str], list[Point]] = {}
+            for point in sorted(found, key=lambda p: p.nbytes):
+                rows.setdefault((point.place, point.collective), []).append(point)
+            for row in rows.values():
+                pairs = itertools.pairwise(row)
+                found += filter(None, (self._between(experience, below, above) for below, above in pairs))
+        return found
+
+    def _between(self, experience: Experience, below: Point, above: Point) -> Point | None:
+        """A race in the middle, of both choices among others; None if that is not worth it, or there is no time."""
+        nbytes = int((below.nbytes * above.nbytes) ** 0.5) // 4 * 4
+        if _same(below.chosen, above.chosen) or _loss(below, above) < _COSTLY or nbytes <= below.nbytes:
+            return None
+        left = self.settings.budget * (1 - _SHARE_OF_CHECK) - self._used
+        able = possible(below.collective, nbytes, below.place.nodes)
+        choices = [trial for point in (below, above) if (trial := replace(point.chosen, nbytes=nbytes)) in able]
+        return self._race(experience, below.place, below.collective, nbytes, choices, left, left / 12)
 
     # -------------------------------------------------------------------------------------------- check
 
@@ -319,6 +355,16 @@ def _nearest(points: dict[tuple[Place, str, int], Point], place: Place, collecti
     nearest = min(sizes, key=lambda size: max(size / nbytes, nbytes / size))
     trial = replace(points[place, collective, nearest].chosen, nbytes=nbytes)
     return trial if trial in possible(collective, nbytes, place.nodes) else None
+
+
+def _loss(below: Point, above: Point) -> float:
+    """How many times the best either choice takes where the other one is best; 1 if that was not measured."""
+    losses = [1.0]
+    for here, there in ((below, above), (above, below)):
+        other = here.times.get(replace(there.chosen, nbytes=here.nbytes))
+        if other is not None and here.chosen in here.times:
+            losses.append(other / here.times[here.chosen])
+    return max(losses)
 
 
 def _expected(experience: Experience, place: Place, collective: str, nbytes: int, near: Trial | None) -> Point:

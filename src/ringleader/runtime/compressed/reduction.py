@@ -7,12 +7,13 @@ equal order: all ranks hold the same bits.
 from __future__ import annotations
 
 import weakref
+import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader import _core
+from ringleader import _core, errors
 from ringleader.compress.base import Compressor, Counter, Floats, Payload
 from ringleader.compress.blocks import BlockCompressor
 from ringleader.compress.casts import Cast
@@ -113,14 +114,28 @@ class Reduction:
     def _agree_on_steps(self) -> None:
         """Where ranks must be in the same step, make it the latest of all. Once for each array and communicator.
 
-        They differ after a failure that only some of the ranks saw, or with checkpoints of different steps.
+        They differ after a failure that only some of the ranks saw, or with checkpoints of different steps. Seeds must
+        be the same: sums of what was taken at different places would look like results.
+
+        Raises
+        ------
+        InvalidArgument
+            Seeds differ; on all ranks.
         """
         counter = self.compressor.common_steps()
         if counter is None:
             return
         agreed = _agreed.setdefault(self.comm, weakref.WeakKeyDictionary()).setdefault(counter, set())
         if self.key not in agreed:
-            counter.reset(self.key, self._most(counter.steps.get(self.key, 0)))
+            seed = zlib.crc32(repr(counter.seed).encode())
+            most = np.array([counter.steps.get(self.key, 0), seed, -seed], np.int64)
+            self.comm.all_reduce(most, "max", timeout=self.timeout)
+            if most[1] != -most[2]:
+                raise errors.InvalidArgument(
+                    f"the seeds of the ranks' {type(self.compressor).__name__} differ (this rank has {counter.seed}): "
+                    "sums of what they send would mean nothing; give all ranks the same"
+                )
+            counter.reset(self.key, int(most[0]))
             agreed.add(self.key)
 
     def _most(self, count: int) -> int:
