@@ -216,7 +216,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "512K",
-        "Size of a staging slot in shared memory; a communicator has two per rank.",
+        "Size of a staging slot in shared memory; a communicator has two per rank. "
+        "The same on all ranks, else `init` fails.",
     ),
     Setting(
         "INLINE_LIMIT", _size(0, 16 << 10), "bytes from 0 to 16K, with K", "8K",
