@@ -36,6 +36,11 @@ REQUEST_LIMIT = 60.0  # seconds
 IDEAL = System("limits", "", "shm", ("ideal",))
 LARGEST = 512 * MIB  # of one contestant's buffers, all ranks together
 
+_BINDINGS = {
+    "core": "More ranks than cores: ranks bound evenly to the cores (Ringleader: RINGLEADER_BIND=core); MPICH unbound.",
+    "none": "More ranks than cores: nobody bound.",
+}
+
 COLUMNS = (
     "ranks", "transport", "dtype", "variant", "nbytes", "system", "contestant", "element_type",
     "median_us", "rank_median_us", "mean_us", "least_us", "fastest_block_us", "slowest_block_us", "iterations",
@@ -74,7 +79,9 @@ class Room:
         for system in systems:
             meeting = folder / f"{system.name}-{self.place.ranks}"
             command = [sys.executable, worker, "--socket", str(meeting), "--system", system.name]
-            starts = launches(system, self.place.ranks, self._arguments.prefixes, command)
+            starts = launches(
+                system, self.place.ranks, self._arguments.prefixes, command, self._arguments.bind == "core"
+            )
             try:
                 self._alive[system] = Group(system, self.place.ranks, starts, meeting, REQUEST_LIMIT)
             except (PeerError, OSError) as error:
@@ -220,7 +227,8 @@ def run(arguments: argparse.Namespace, write: Callable[[dict[str, Any]], None]) 
                 room.close()
     if limits is not None:
         limits.close()
-    return conditions.lines([*_packages(arguments), MPI4PY], arguments.prefixes)
+    told = conditions.lines([*_packages(arguments), MPI4PY], arguments.prefixes)
+    return [*told, _BINDINGS[arguments.bind]]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -234,6 +242,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=540.0, help="seconds for all points (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.6, help="at most, for each number (default %(default)s)")
     parser.add_argument("--blocks", type=int, default=7, help="turns at a point (default %(default)s)")
+    parser.add_argument(
+        "--bind", choices=("core", "none"), default="core", help="ranks that share cores (default %(default)s)"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the results of places that are not measured")
     parser.add_argument("--prefixes", type=Path, default=ROOT / "build/peers", help="where peers are installed")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results", help="folder for the results")

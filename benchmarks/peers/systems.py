@@ -98,7 +98,7 @@ def version_of(package: str, folder: Path) -> str:
     return found[-1].name.removesuffix(".dist-info").rpartition("-")[2] if found else "?"
 
 
-def launches(system: System, ranks: int, folder: Path, worker: Sequence[str]) -> list[Launch]:
+def launches(system: System, ranks: int, folder: Path, worker: Sequence[str], bind: bool = True) -> list[Launch]:
     """What to start: one launcher for an MPI, one process per rank otherwise.
 
     Parameters
@@ -107,16 +107,19 @@ def launches(system: System, ranks: int, folder: Path, worker: Sequence[str]) ->
         Holds the prefixes.
     worker
         Command line of one rank.
+    bind
+        Whether ranks are bound evenly to cores also where there are more of them than cores. MPICH's are not, as by
+        its own default.
     """
-    if not system.package:
-        return _own_launches(system, ranks, worker)
-    prefix = folder / system.package
     crowded = ranks > _core.usable_cores()
+    if not system.package:
+        return _own_launches(system, ranks, worker, bind or not crowded)
+    prefix = folder / system.package
     make = {"openmpi": _open_mpi, "mpich": _mpich, "impi-rt": _intel_mpi}[system.package]
-    return [make(system, ranks, prefix, crowded, worker, {"PYTHONPATH": str(site_packages(folder / MPI4PY))})]
+    return [make(system, ranks, prefix, crowded, bind, worker, {"PYTHONPATH": str(site_packages(folder / MPI4PY))})]
 
 
-def _own_launches(system: System, ranks: int, worker: Sequence[str]) -> list[Launch]:
+def _own_launches(system: System, ranks: int, worker: Sequence[str], bound: bool) -> list[Launch]:
     common = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -124,6 +127,7 @@ def _own_launches(system: System, ranks: int, worker: Sequence[str]) -> list[Lau
         "MASTER_PORT": str(_free_port()),
         "RINGLEADER_SECRET": secrets.token_hex(32),
         "RINGLEADER_TRANSPORT": system.transport,
+        "RINGLEADER_BIND": "core" if bound else "none",
     }
     return [Launch(tuple(worker), {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
 
@@ -136,13 +140,14 @@ def _free_port() -> int:
 
 
 def _open_mpi(
-    system: System, ranks: int, prefix: Path, crowded: bool, worker: Sequence[str], env: Mapping[str, str]
+    system: System, ranks: int, prefix: Path, crowded: bool, bind: bool, worker: Sequence[str], env: Mapping[str, str]
 ) -> Launch:
     links = ["self", "tcp"] if system.transport == "tcp" else ["self", "sm"]
     command = [str(prefix / "bin/mpirun"), "--oversubscribe", "-n", str(ranks)]
     command += ["--mca", "pml", "ob1", "--mca", "btl", ",".join(links)]
     command += ["--mca", "btl_tcp_if_include", "lo"] if system.transport == "tcp" else []
-    command += ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"] if crowded else ["--bind-to", "core"]
+    command += ["--bind-to", "core" if not crowded else "core:overload-allowed" if bind else "none"]
+    command += ["--mca", "mpi_yield_when_idle", "1"] if crowded else []
     return Launch(
         (*command, *worker),
         {
@@ -157,7 +162,7 @@ def _open_mpi(
 
 
 def _mpich(
-    system: System, ranks: int, prefix: Path, crowded: bool, worker: Sequence[str], env: Mapping[str, str]
+    system: System, ranks: int, prefix: Path, crowded: bool, bind: bool, worker: Sequence[str], env: Mapping[str, str]
 ) -> Launch:
     over_tcp = {
         "MPIR_CVAR_NOLOCAL": "1",
@@ -179,7 +184,7 @@ def _mpich(
 
 
 def _intel_mpi(
-    system: System, ranks: int, prefix: Path, crowded: bool, worker: Sequence[str], env: Mapping[str, str]
+    system: System, ranks: int, prefix: Path, crowded: bool, bind: bool, worker: Sequence[str], env: Mapping[str, str]
 ) -> Launch:
     over_tcp = {
         "I_MPI_FABRICS": "ofi",
@@ -196,7 +201,8 @@ def _intel_mpi(
             "LD_LIBRARY_PATH": str(prefix / "lib"),
             "I_MPI_ROOT": str(prefix),
             "I_MPI_OFI_LIBRARY_INTERNAL": "0",  # libfabric is a package of its own
-            **({"I_MPI_THREAD_YIELD": "2", "I_MPI_PIN": "0"} if crowded else {}),
+            **({"I_MPI_THREAD_YIELD": "2"} if crowded else {}),
+            **({"I_MPI_PIN": "0"} if crowded and not bind else {}),  # else it binds, in turn, by default
             **(over_tcp if system.transport == "tcp" else {"I_MPI_FABRICS": "shm"}),
         },
     )

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,6 +24,10 @@ from numpy.typing import NDArray
 from peers.systems import Launch, System, environment
 
 __all__ = ["Contender", "Group", "PeerError"]
+
+# A process group of its own, to end it by, but not a session: the kernel schedules each session as one
+# (sched_autogroup), and between sessions a yield hands nothing over. Ranks of an MPI's launcher share a session too.
+_APART: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 START_LIMIT = 90.0  # seconds for all ranks of a system to say hello
 
@@ -74,7 +79,7 @@ class Group:
                         stdin=subprocess.DEVNULL,
                         stdout=self._output,
                         stderr=subprocess.STDOUT,
-                        start_new_session=True,
+                        **_APART,
                         text=True,
                     )
                 )

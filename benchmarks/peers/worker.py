@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,12 +86,13 @@ class Own(Library):
     def __init__(self) -> None:
         from ringleader.cli.measure import Session, Setup
 
+        cores = os.sched_getaffinity(0)
         self._session = Session(Setup(os.environ["RINGLEADER_TRANSPORT"], gloo=True))
         self._comm = self._session.comm
         self.rank, self.size = self._comm.rank, self._comm.size
-        cores = sorted(os.sched_getaffinity(0))
-        if self.size <= len(cores):  # one core for each rank's thread, as the MPIs' launchers bind theirs
-            os.sched_setaffinity(0, [cores[self.rank]])
+        for thread in map(int, os.listdir("/proc/self/task")):
+            if thread != threading.get_native_id():  # Gloo's own: RINGLEADER_BIND is for this one
+                os.sched_setaffinity(thread, cores)
         self._operations: dict[str, Any] = {}
 
     def barrier(self) -> None:

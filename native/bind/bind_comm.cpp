@@ -55,11 +55,11 @@ CommOptions parse_options(const std::map<std::string, std::int64_t>& given) {
   options.wait.spin_us = static_cast<std::uint32_t>(take("spin_us", options.wait.spin_us));
   options.wait.yield_us = static_cast<std::uint32_t>(take("yield_us", options.wait.yield_us));
   options.inline_bytes = static_cast<std::uint64_t>(take("inline_bytes", static_cast<std::int64_t>(options.inline_bytes)));
-  const std::int64_t cores = take("usable_cores", 0), ranks = take("local_ranks", 1);
-  options.wait.oversubscribed = cores > 0 && ranks > cores;
+  options.wait.oversubscribed = take("oversubscribed", 0) != 0;
+  options.bound = take("bound", 0) != 0;
   if (!rest.empty())
     throw Error(ErrorKind::invalid, "unknown option '" + rest.begin()->first +
-                                        "'; known: slot_bytes, p2p_ring_bytes, inline_bytes, spin_us, yield_us, usable_cores, local_ranks");
+                                        "'; known: slot_bytes, p2p_ring_bytes, inline_bytes, spin_us, yield_us, oversubscribed, bound");
   options.small_slot_bytes = std::min(options.small_slot_bytes, options.slot_bytes);
   return options;
 }

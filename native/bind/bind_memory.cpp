@@ -86,6 +86,7 @@ void bind_memory(nb::module_& m) {
   m.def("arena_used", &arena_used);
   m.def("arena_contains", &arena_contains, "ptr"_a, "nbytes"_a);
   m.def("usable_cores", [] { return usable_cores(); });
+  m.def("quota_cores", [] { return quota_cores(); });
   nb::class_<PeerProcess>(m, "PeerProcess")
       .def(nb::new_(&attach), "identity"_a, "arena_fd"_a, "arena_size"_a, "live_fd"_a, "pid"_a)
       .def_static(

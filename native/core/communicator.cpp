@@ -16,6 +16,7 @@ Communicator::Communicator(Rank rank, Rank size, double timeout_seconds, const C
     : options_(options), spin_budget_(options.wait.spin_us), timeout_(timeout_seconds), generation_(fork_generation()), execution_(mesh_) {
   if (size < 1 || rank < 0 || rank >= size)
     throw Error(ErrorKind::invalid, "rank " + std::to_string(rank) + " of " + std::to_string(size) + ": expected 0 <= rank < size");
+  if (options.bound) cores_ = CoreMask::of_this_thread();
   graveyard::reap();
   mesh_.rank = rank;
   mesh_.size = size;

@@ -15,6 +15,7 @@
 #include "core/mesh.hpp"
 #include "core/p2p.hpp"
 #include "core/work.hpp"
+#include "memory/cores.hpp"
 #include "memory/fork.hpp"
 #include "transport/shm/waiter.hpp"
 #include "transport/tcp/control_connection.hpp"
@@ -29,6 +30,7 @@ struct CommOptions {
   std::uint64_t inline_bytes = 8 << 10;       // most that a rank shows through its mailbox; 0 = none
   std::uint64_t ring_bytes = 128 << 10;       // of one point-to-point ring
   WaitPolicy wait;
+  bool bound = false;  // the thread that makes the communicator is bound to cores; its own threads get the same
 };
 
 struct ConnectRequest {
@@ -163,6 +165,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Mesh mesh_;
   CommOptions options_;
+  CoreMask cores_;  // of its own threads; empty: as those that start them
   SpinBudget spin_budget_;
   Patience patience_;  // under kBusy
   std::atomic<double> timeout_;

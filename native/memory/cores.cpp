@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -94,19 +96,6 @@ std::vector<std::string> cgroup_directories(const std::string& root, std::string
   return {};
 }
 
-int affinity_cores() {
-  for (int configured = 1024; configured <= 1 << 20; configured *= 2) {
-    cpu_set_t* set = CPU_ALLOC(configured);
-    if (set == nullptr) break;
-    const std::size_t bytes = CPU_ALLOC_SIZE(configured);
-    const bool known = ::sched_getaffinity(0, bytes, set) == 0;
-    const int count = known ? CPU_COUNT_S(bytes, set) : 0;
-    CPU_FREE(set);
-    if (known) return count;  // otherwise the mask is larger than the set: try a larger one
-  }
-  return 1;
-}
-
 struct GroupMemory {
   std::optional<std::uint64_t> limit, usage;
   std::uint64_t reclaimable;
@@ -127,8 +116,30 @@ GroupMemory group_memory(const std::string& directory, bool unified) {
 
 }  // namespace
 
-int usable_cores(const std::string& root) {
-  double cores = std::max(1, affinity_cores());
+CoreMask CoreMask::of_this_thread() {
+  constexpr std::size_t kWordBits = 8 * sizeof(unsigned long);
+  CoreMask mask;
+  for (std::size_t words = 1024 / kWordBits; words <= (1 << 20) / kWordBits; words *= 2) {
+    mask.bits_.assign(words, 0);
+    // Fails while the kernel's masks are larger than ours.
+    if (::sched_getaffinity(0, words * sizeof(unsigned long), reinterpret_cast<cpu_set_t*>(mask.bits_.data())) == 0) return mask;
+  }
+  mask.bits_.clear();
+  return mask;
+}
+
+int CoreMask::count() const {
+  int sum = 0;
+  for (const unsigned long word : bits_) sum += std::popcount(word);
+  return sum;
+}
+
+void CoreMask::apply_to_this_thread() const {
+  if (!empty()) ::sched_setaffinity(0, bits_.size() * sizeof(unsigned long), reinterpret_cast<const cpu_set_t*>(bits_.data()));
+}
+
+int quota_cores(const std::string& root) {
+  double cores = std::numeric_limits<double>::infinity();
   for (const auto& directory : cgroup_directories(root, "")) {
     const auto line = first_line(directory + "/cpu.max");  // "quota period" or "max period"
     const auto quota = number(line);
@@ -144,7 +155,12 @@ int usable_cores(const std::string& root) {
     if (quota && period && *period > 0)
       cores = std::min(cores, static_cast<double>(*quota) / static_cast<double>(*period));
   }
-  return std::max(1, static_cast<int>(cores));
+  return std::isinf(cores) ? 0 : std::max(1, static_cast<int>(std::min(cores, 1e9)));
+}
+
+int usable_cores(const std::string& root) {
+  const int bound = std::max(1, CoreMask::of_this_thread().count()), quota = quota_cores(root);
+  return quota == 0 ? bound : std::min(bound, quota);
 }
 
 MemoryRoom memory_room(const std::string& root) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include "doctest/doctest.h"
 #include "memory/cores.hpp"
@@ -54,6 +55,7 @@ TEST_CASE("without limits: affinity and MemAvailable") {
   root.write("/sys/fs/cgroup/job/cpu.max", "max 100000\n");
   root.write("/sys/fs/cgroup/job/memory.max", "max\n");
   CHECK(usable_cores(root.path()) == CPU_COUNT(&set));
+  CHECK(quota_cores(root.path()) == 0);
   CHECK(memory_room(root.path()).free == 32000000ull * 1024);
 }
 
@@ -72,6 +74,30 @@ TEST_CASE("affinity counts") {
   REQUIRE(::sched_setaffinity(0, sizeof all, &all) == 0);
 }
 
+TEST_CASE("a thread's cores can be given to another") {
+  cpu_set_t all, one, seen;
+  REQUIRE(::sched_getaffinity(0, sizeof all, &all) == 0);
+  CPU_ZERO(&one);
+  int last = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(last, &all)) --last;
+  CPU_SET(last, &one);
+  const CoreMask before = CoreMask::of_this_thread();
+  CHECK(before.count() == CPU_COUNT(&all));
+  REQUIRE(::sched_setaffinity(0, sizeof one, &one) == 0);
+  const CoreMask bound = CoreMask::of_this_thread();
+  before.apply_to_this_thread();
+  CHECK(bound.count() == 1);
+  std::thread other([&] {
+    bound.apply_to_this_thread();
+    CHECK(::sched_getaffinity(0, sizeof seen, &seen) == 0);
+  });
+  other.join();
+  CHECK(CPU_EQUAL(&seen, &one));
+  CoreMask().apply_to_this_thread();  // an empty one changes nothing
+  REQUIRE(::sched_getaffinity(0, sizeof seen, &seen) == 0);
+  CHECK(CPU_EQUAL(&seen, &all));
+}
+
 TEST_CASE("cgroup v2: the tightest group on the way up counts") {
   const FakeRoot root;
   root.unified("/pod/box/job");
@@ -79,6 +105,9 @@ TEST_CASE("cgroup v2: the tightest group on the way up counts") {
   root.write("/sys/fs/cgroup/pod/box/cpu.max", "150000 100000\n");  // one and a half: one core for certain
   root.write("/sys/fs/cgroup/pod/cpu.max", "800000 100000\n");
   CHECK(usable_cores(root.path()) == 1);
+  CHECK(quota_cores(root.path()) == 1);
+  root.write("/sys/fs/cgroup/pod/box/cpu.max", "350000 100000\n");
+  CHECK(quota_cores(root.path()) == 3);
   root.write("/sys/fs/cgroup/pod/box/cpu.max", "20000 100000\n");
   CHECK(usable_cores(root.path()) == 1);
 

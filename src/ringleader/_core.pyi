@@ -100,6 +100,9 @@ def arena_contains(ptr: int, nbytes: int) -> bool: ...
 def usable_cores() -> int:
     """Cores this process may use: the smaller of its affinity mask and its cgroup CPU quota, at least 1."""
 
+def quota_cores() -> int:
+    """The cgroup CPU quota in whole cores, at least 1; 0 if there is none."""
+
 class PeerProcess:
     """Another process of this host: its mapped arena and the socket whose closing tells that it died.
 
@@ -139,7 +142,8 @@ class Communicator:
 
     def __init__(self, rank: int, size: int, timeout: float, options: dict[str, int]) -> None:
         """options: slot_bytes (staging slot, two per rank), inline_bytes (most that goes beside a flag), spin_us,
-        yield_us, usable_cores, local_ranks, p2p_ring_bytes."""
+        yield_us, p2p_ring_bytes, oversubscribed (0 or 1: ranks share cores), bound (0 or 1: threads of the communicator
+        get the cores of the calling thread)."""
     def control_offset(self) -> int:
         """Offset of this rank's control block in its arena; peers need it in `connect`."""
     def connect(

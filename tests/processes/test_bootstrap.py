@@ -33,7 +33,7 @@ IPV6 = any(a.ip == "::1" for i in interfaces() for a in i.addresses)
 class Recorder:
     """Takes the place of the native communicator: keeps what `connect` is given."""
 
-    def __init__(self, rank: int, local_ranks: int) -> None:
+    def __init__(self, rank: int, local_ranks: int) -> None:  # of this host, with or without shared memory
         self.rank, self.local_ranks, self.closed = rank, local_ranks, False
         self.sockets: list[list[socket.socket]] = []
 
@@ -66,7 +66,7 @@ def form(n, *, configs=None, timeout=20.0, delays=None, secrets=None, factory=No
                 secret=(secrets or {}).get(rank, SECRET),
                 config=(configs or {}).get(rank, TCP),
                 timeout=timeout,
-                native_comm_factory=lambda local: (factory or Recorder)(rank, local),
+                native_comm_factory=lambda here: (factory or Recorder)(rank, len(here.ranks)),
             )
         except RingleaderError as error:
             return error
@@ -131,7 +131,7 @@ def test_every_pair_gets_its_connections_in_order(n):
     configs[1] = replace(TCP, min_nchannels=3, max_nchannels=5)
     groups = form(n, configs=configs)
     assert [g.nodes for g in groups] == [list(range(n))] * n
-    assert all(g.channels == 3 and g.core.local_ranks == 1 for g in groups)
+    assert all(g.channels == 3 and g.core.local_ranks == n for g in groups)
     for rank, g in enumerate(groups):
         assert [len(row) for row in g.core.sockets] == [0 if peer == rank else 5 for peer in range(n)]
         assert g.core.offsets == [4096 * (r + 1) for r in range(n)]

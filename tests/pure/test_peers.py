@@ -22,8 +22,8 @@ SHM2, SHM8, TCP2 = Place(2, "shm"), Place(8, "shm"), Place(2, "tcp")
 BY_NAME = {system.name: system for system in SYSTEMS}
 
 
-def start(name: str, ranks: int, folder: Path = Path("/prefixes")):
-    return launches(BY_NAME[name], ranks, folder, ["python", "worker.py"])
+def start(name: str, ranks: int, folder: Path = Path("/prefixes"), bind: bool = True):
+    return launches(BY_NAME[name], ranks, folder, ["python", "worker.py"], bind)
 
 
 # ------------------------------------------------------------------------------------------------------------ systems
@@ -50,15 +50,19 @@ def test_an_mpi_is_started_by_its_own_launcher_with_its_own_libraries(name: str)
     assert it.environment["PYTHONPATH"].startswith("/prefixes/mpi4py/")
 
 
-def test_ranks_beyond_the_cores_yield_and_are_not_bound(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("bind", [True, False])
+def test_ranks_beyond_the_cores_yield_and_are_bound_if_wanted(monkeypatch: pytest.MonkeyPatch, bind: bool):
     monkeypatch.setattr("peers.systems._core.usable_cores", lambda: 2)
-    few, many = start("openmpi-sm", 2)[0].command, start("openmpi-sm", 4)[0].command
+    few, many = start("openmpi-sm", 2, bind=bind)[0].command, start("openmpi-sm", 4, bind=bind)[0].command
     assert "mpi_yield_when_idle" not in few and few[few.index("--bind-to") + 1] == "core"
-    assert "mpi_yield_when_idle" in many and many[many.index("--bind-to") + 1] == "none"
-    few, many = start("mpich-shm", 2)[0], start("mpich-shm", 4)[0]
+    assert "mpi_yield_when_idle" in many
+    assert many[many.index("--bind-to") + 1] == ("core:overload-allowed" if bind else "none")
+    few, many = start("mpich-shm", 2, bind=bind)[0], start("mpich-shm", 4, bind=bind)[0]
     assert "-bind-to" in few.command and "-bind-to" not in many.command
     assert "MPIR_CVAR_POLLS_BEFORE_YIELD" in many.environment and "MPIR_CVAR_POLLS_BEFORE_YIELD" not in few.environment
-    assert start("intelmpi-shm", 4)[0].environment["I_MPI_PIN"] == "0"
+    assert start("intelmpi-shm", 4, bind=bind)[0].environment.get("I_MPI_PIN") == (None if bind else "0")
+    own = [start("ringleader-shm", n, bind=bind)[0].environment["RINGLEADER_BIND"] for n in (2, 4)]
+    assert own == ["core", "core" if bind else "none"]
 
 
 def test_version_is_found_in_the_prefix(tmp_path: Path):

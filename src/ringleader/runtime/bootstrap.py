@@ -24,7 +24,18 @@ from ringleader import _core
 from ringleader.errors import InvalidArgument, RendezvousError, RingleaderError
 from ringleader.runtime import processes
 from ringleader.runtime.addresses import Address, Selection, select
-from ringleader.runtime.cards import Card, End, agreed_workers, my_card, node_ids, read_card, read_end
+from ringleader.runtime.binding import NONE, Binding, bind, format_cores
+from ringleader.runtime.cards import (
+    Card,
+    Cohabitants,
+    End,
+    agreed_workers,
+    cohabitants,
+    my_card,
+    node_ids,
+    read_card,
+    read_end,
+)
 from ringleader.runtime.config import Config, logger
 from ringleader.runtime.environment import format_hostport
 from ringleader.runtime.handshake import Purpose
@@ -52,6 +63,7 @@ class Connected:
     workers: int  # of every rank: threads beside each other, see `workers`
     guide: Guide
     interface: Selection | None = None
+    binding: Binding | None = None  # of the thread that formed it, if it was bound for it
     beside: tuple[_core.Communicator, ...] = ()  # of the further workers
 
     @property
@@ -69,7 +81,7 @@ def connect_group(
     secret: bytes,
     config: Config,
     timeout: float,
-    native_comm_factory: Callable[[int], _core.Communicator],
+    native_comm_factory: Callable[[Cohabitants], _core.Communicator],
     route_to: str | None = None,
     watch: Callable[[], None] | None = None,
     told: Mapping[str, Any] | None = None,
@@ -87,7 +99,7 @@ def connect_group(
     timeout
         Seconds for everything.
     native_comm_factory
-        Called once with the number of ranks on this rank's node; makes the unconnected native communicator.
+        Called once with the ranks of this host, this thread being bound; makes the unconnected native communicator.
     route_to
         Name or address of the master host: the interface that routes to it is used.
     watch
@@ -131,7 +143,7 @@ def _form(
     meeting: Meeting,
     secret: bytes,
     config: Config,
-    native_comm_factory: Callable[[int], _core.Communicator],
+    native_comm_factory: Callable[[Cohabitants], _core.Communicator],
     route_to: str | None,
     undo: contextlib.ExitStack,
     told: Mapping[str, Any] | None,
@@ -139,7 +151,9 @@ def _form(
     rank, size = meeting.rank, meeting.size
     card = my_card(rank, config, (told or tell(config)) if rank == 0 else None)
     cards = [read_card(raw) for raw in meeting.gather("cards", asdict(card))]
-    guide = understand(cards[0].told or {}, config, len({card.network for card in cards}))
+    # Choices of algorithms go by the cores that the ranks of rank 0's host have together, not by its own alone.
+    shared = {**(cards[0].told or {}), "cores": cohabitants(cards, 0).cores}
+    guide = understand(shared, config, len({card.network for card in cards}))
     nodes = node_ids(cards)
     if len(set(nodes)) > 1 and any(card.transport == "shm" for card in cards):
         raise InvalidArgument(
@@ -159,7 +173,9 @@ def _form(
         )
     plan = _Plan(cards, nodes, rank)
     ucx = open_worker(config) if plan.remote and config.network == "ucx" else None
-    native = native_comm_factory(nodes.count(nodes[rank]))
+    here = cohabitants(cards, rank)
+    binding = _bound(cards[rank], here, undo)
+    native = native_comm_factory(here)
     undo.callback(native.close, 0.0)
     with contextlib.ExitStack() as listening:
         unix, tcp, selection = _listen(plan, config, route_to, listening)
@@ -197,7 +213,19 @@ def _form(
     )
     workers = agreed_workers(cards, len(set(nodes)))
     hostnames = [card.hostname for card in cards]
-    return Connected(native, rank, size, nodes, names, hostnames, plan.channels, workers, guide, selection)
+    return Connected(native, rank, size, nodes, names, hostnames, plan.channels, workers, guide, selection, binding)
+
+
+def _bound(card: Card, here: Cohabitants, undo: contextlib.ExitStack) -> Binding | None:
+    """Bind this thread as its card says, before the native communicator and its threads are made."""
+    if card.bind == NONE:
+        return None
+    cores = here.cores_of(card.rank)
+    binding = bind(cores, card.bind, card.name)
+    if binding is not None:
+        undo.callback(binding.release)
+    logger("INIT").info("%s is bound to cores %s (RINGLEADER_BIND=%s)", card.name, format_cores(cores), card.bind)
+    return binding
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +11,25 @@ from typing import Any
 from ringleader import _core
 from ringleader.runtime import processes
 from ringleader.runtime.addresses import check_interface_choice, host_id, network_id
+from ringleader.runtime.binding import (
+    NONE,
+    Cores,
+    Seat,
+    crowded,
+    fair_share,
+    format_cores,
+    held_here,
+    my_cores,
+    parse_cores,
+    physical_order,
+    seats,
+)
 from ringleader.runtime.config import Config
 from ringleader.runtime.workers import workers_for
 
-__all__ = ["Card", "End", "agreed_workers", "my_card", "node_ids", "read_card", "read_end"]
+__all__ = [
+    "Card", "Cohabitants", "End", "agreed_workers", "cohabitants", "my_card", "node_ids", "read_card", "read_end",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +47,9 @@ class Card:
     identity: str
     known: tuple[str, ...] = ()
     workers: int | None = None  # None: as many as its cores allow
-    cores: int = 1
+    cores: str = "0"  # that it may use before it is bound, as `parse_cores` reads them
+    bind: str = NONE  # what is to become of that
+    quota: int = 0  # of cores, 0: none
     net: str = "tcp"
     buffsize: int = 0  # bytes of a staging slot: into how many windows an operation is cut
     told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
@@ -62,6 +78,46 @@ def node_ids(cards: Sequence[Card]) -> list[int]:
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
+@dataclass(frozen=True)
+class Cohabitants:
+    """The members of a group that are on one host, and the cores of each once all are bound."""
+
+    ranks: list[int]
+    taken: list[Cores]
+    quota: int
+
+    @property
+    def cores(self) -> int:
+        """Cores that they use together."""
+        every = len(frozenset().union(*self.taken))
+        return min(every, self.quota) if self.quota else every
+
+    def cores_of(self, rank: int) -> Cores:
+        """Those of one of them."""
+        return self.taken[self.ranks.index(rank)]
+
+    def share_of(self, rank: int) -> int:
+        """Cores that one of them has for itself."""
+        return fair_share(self.taken, self.ranks.index(rank), self.quota)
+
+    def crowded(self, unseen: int = 0, each: int = 1) -> bool:
+        """Whether they, and `unseen` others that may use any of their cores, cannot have `each` cores of their own."""
+        return crowded([*self.taken, *[frozenset().union(*self.taken)] * unseen], each, self.quota)
+
+
+def cohabitants(cards: Sequence[Card], rank: int) -> Cohabitants:
+    """Who shares the host of `rank`, itself included. A function of the cards alone, so all ranks there agree.
+
+    Raises
+    ------
+    InvalidArgument
+        A rank's RINGLEADER_BIND has no cores for it.
+    """
+    here = [card for card in cards if card.host == cards[rank].host]
+    taken = seats([Seat(card.name, parse_cores(card.cores), card.bind) for card in here], physical_order)
+    return Cohabitants([card.rank for card in here], taken, min((c.quota for c in here if c.quota), default=0))
+
+
 def agreed_workers(cards: Sequence[Card], nodes: int) -> int:
     """How many threads each rank uses for one large operation: the least that any rank can or wants to have.
 
@@ -69,9 +125,9 @@ def agreed_workers(cards: Sequence[Card], nodes: int) -> int:
     """
     if len(cards) == 1:
         return 1
-    on_host = Counter(card.host for card in cards)
-    fair = [card.cores if nodes == 1 else 1 for card in cards]
-    return min(workers_for(c.workers, cores, on_host[c.host]) for c, cores in zip(cards, fair, strict=True))
+    here = cohabitants(cards, 0)  # with several nodes no other host counts
+    fair = [here.share_of(card.rank) if nodes == 1 else 1 for card in cards]
+    return min(workers_for(c.workers, cores) for c, cores in zip(cards, fair, strict=True))
 
 
 def my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
@@ -89,7 +145,10 @@ def my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
         buffsize=config.buffsize,
         channels=config.channels,
         workers=config.workers,
-        cores=_core.usable_cores(),
+        cores=format_cores(my_cores()),
+        # A thread that is bound already stays where it is: in a group of some ranks its place would be another one.
+        bind=NONE if held_here() is not None else config.bind,
+        quota=_core.quota_cores(),
         identity=processes.my_identity().hex(),
         known=tuple(identity.hex() for identity in processes.known_processes()) if config.use_shm else (),
         told=None if told is None else dict(told),

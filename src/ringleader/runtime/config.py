@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TextIO
 
 from ringleader.errors import InvalidArgument
+from ringleader.runtime.binding import BIND_FORM, parse_bind
 
 __all__ = [
     "PREFIX", "SETTINGS", "SUBSYSTEMS", "Config", "Setting", "logger", "parse_setting", "settings_table",
@@ -210,8 +211,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Threads that run slices of one large operation side by side; the lowest number of all ranks is used.",
     ),
     Setting(
+        "BIND", parse_bind, BIND_FORM, "none",
+        "Bind each rank to cores. core: the ranks of a host share evenly the cores that they may use (see Cores).",
+    ),
+    Setting(
         "BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "512K",
-        "Size of a staging slot in shared memory; a communicator has two per rank.",
+        "Size of a staging slot in shared memory; a communicator has two per rank. "
+        "The same on all ranks, else `init` fails.",
     ),
     Setting(
         "INLINE_LIMIT", _size(0, 16 << 10), "bytes from 0 to 16K, with K", "8K",
@@ -345,6 +351,7 @@ class Config:
     min_nchannels: int = 1
     max_nchannels: int = _MAX_CHANNELS
     workers: int | None = None
+    bind: str = "none"
     buffsize: int = 512 << 10
     inline_limit: int = 8 << 10
     p2p_buffsize: int = 64 << 10

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringleader import _core
+from ringleader.runtime.binding import format_cores, held_here
 from ringleader.runtime.bootstrap import Connected, connect_group
+from ringleader.runtime.cards import Cohabitants
+from ringleader.runtime.config import logger
 from ringleader.runtime.job import Job
 
 __all__ = ["connect"]
@@ -70,22 +73,26 @@ def _form(
 ) -> Connected:
     config = job.config
 
-    def make(local_ranks: int) -> _core.Communicator:
-        # Ranks of this host share its cores also where they do not share memory.
-        local_ranks = max(local_ranks, min(size, job.launch.local_size or 1)) * (config.workers or 1)
+    def make(here: Cohabitants) -> _core.Communicator:
+        # The launcher may know of more ranks on this machine, in other namespaces, which share its cores.
+        unseen = max(0, min(size, job.launch.local_size or 1) - len(here.ranks))
+        crowded = here.crowded(unseen, config.workers or 1)
+        every = format_cores(frozenset().union(*here.taken))
+        told_of = "more than they have cores" if crowded else "each with cores of its own"
+        logger("INIT").info("group %r: %d rank(s) here on cores %s, %s", name, len(here.ranks) + unseen, every, told_of)
         options = {
             "slot_bytes": config.buffsize,
             "inline_bytes": config.inline_limit,
             "p2p_ring_bytes": config.p2p_buffsize,
-            "usable_cores": _core.usable_cores(),
-            "local_ranks": local_ranks,
+            "oversubscribed": int(crowded),
+            "bound": int(held_here() is not None),
             "spin_us": config.spin_us,
             "yield_us": config.yield_us,
         }
         given = {key: value for key, value in options.items() if value is not None}
         return _core.Communicator(rank, size, operation_timeout, given)
 
-    return connect_group(
+    group = connect_group(
         job.store,
         rank,
         size,
@@ -98,3 +105,6 @@ def _form(
         watch=watch,
         told=told,
     )
+    if group.binding is not None:
+        job.on_close(group.binding.release)
+    return group

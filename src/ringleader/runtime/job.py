@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -70,6 +70,10 @@ class Job:
             last = self._users == 0
         if last:
             self.close()
+
+    def on_close(self, act: Callable[[], object]) -> None:
+        """Have `act` called when the job is closed."""
+        self._closing.callback(act)
 
     def close(self) -> None:
         """Give the store back, and stop serving it. Idempotent."""

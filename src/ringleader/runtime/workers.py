@@ -28,15 +28,15 @@ MIN_SLICE: Final = 1 << 20  # bytes; below, waking a thread costs more than it b
 SLICED: Final = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
 
 
-def workers_for(asked: int | None, cores: int, local_ranks: int) -> int:
-    """How many workers a rank wants: what was asked for, else its share of the host's cores, at most 4.
+def workers_for(asked: int | None, cores: int) -> int:
+    """How many workers a rank wants: what was asked for, else as many as it has cores for itself, at most 4.
 
     Examples
     --------
-    >>> workers_for(None, cores=8, local_ranks=2), workers_for(None, cores=2, local_ranks=4), workers_for(3, 1, 1)
+    >>> workers_for(None, cores=8), workers_for(None, cores=0), workers_for(3, cores=1)
     (4, 1, 3)
     """
-    return asked if asked is not None else max(1, min(AUTOMATIC_WORKERS, cores // max(1, local_ranks)))
+    return asked if asked is not None else max(1, min(AUTOMATIC_WORKERS, cores))
 
 
 def rank_order(n: int, worker: int, nodes: Sequence[int]) -> list[int]:
