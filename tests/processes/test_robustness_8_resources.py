@@ -220,7 +220,8 @@ def _idle(seconds: float) -> float:
 
 def test_idle_ranks_cost_nothing(four: Workers) -> None:
     seconds = 5.0 if LONG else 1.0
-    assert max(four.run(_idle, seconds)) < 0.2 * seconds
+    # In one of three tries: page faults and interrupts of a loaded machine are charged to whoever runs.
+    assert any(max(four.run(_idle, seconds)) < 0.05 * seconds for _ in range(3))
 
 
 def _rate(nbytes: int, rounds: int, backend: str) -> float:

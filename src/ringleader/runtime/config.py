@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 import os
-import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +17,18 @@ from typing import Any, TextIO
 
 from ringleader.errors import InvalidArgument
 from ringleader.runtime.binding import BIND_FORM, parse_bind
+from ringleader.runtime.setting_values import (
+    choice,
+    integer,
+    parse_devices,
+    parse_flag,
+    parse_protocols,
+    parse_seconds,
+    parse_text,
+    secret,
+    several,
+    size,
+)
 
 __all__ = [
     "PREFIX", "SETTINGS", "SUBSYSTEMS", "Config", "Setting", "logger", "parse_setting", "settings_table",
@@ -30,96 +40,10 @@ PREFIX = "RINGLEADER_"
 # Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, messages, adaptation.
 SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P", "ADAPT")
 
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # More connections than this per peer only cost descriptors.
 _MAX_CHANNELS = 64
 _DEFAULT_CHANNELS = 2
 _MIN_SECRET = 16
-
-
-def _text(value: str) -> str:
-    if not value.strip():
-        raise ValueError
-    return value.strip()
-
-
-def _secret(value: str) -> str:
-    if len(value.encode()) < _MIN_SECRET:
-        raise ValueError
-    return value
-
-
-def _flag(value: str) -> bool:
-    if value.lower() in _TRUE:
-        return True
-    if value.lower() in _FALSE:
-        return False
-    raise ValueError
-
-
-def _choice(*names: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        for name in names:
-            if value.lower() == name.lower():
-                return name
-        raise ValueError
-
-    return parse
-
-
-def _protocols(value: str) -> str:
-    from ringleader.tune import parse_proto  # not at the top: settings are read before anything heavier is needed
-
-    text = _text(value).lower()
-    parse_proto(text)
-    return text
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        number = int(value)
-        if not low <= number <= high:
-            raise ValueError
-        return number
-
-    return parse
-
-
-def _size(low: int, high: int) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        match = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", value.strip(), re.IGNORECASE)
-        if match is None:
-            raise ValueError
-        number = int(match[1]) * _UNITS[match[2].upper()]
-        if not low <= number <= high:
-            raise ValueError
-        return number
-
-    return parse
-
-
-def _devices(value: str) -> str:
-    names = [name.strip() for name in value.strip().removeprefix("^").split(",")]
-    if not all(re.fullmatch(r"[^\s:^,]+(:\d+)?", name) for name in names):
-        raise ValueError
-    return ("^" if value.strip().startswith("^") else "") + ",".join(names)
-
-
-def _seconds(value: str) -> float:
-    number = float(value)
-    if not (number > 0 and math.isfinite(number)):
-        raise ValueError
-    return number
-
-
-def _subsystems(value: str) -> tuple[str, ...]:
-    exclude = value.startswith("^")
-    names = [name.strip().upper() for name in value.removeprefix("^").split(",")]
-    if any(name not in (*SUBSYSTEMS, "ALL") for name in names):
-        raise ValueError
-    chosen = set(SUBSYSTEMS) if "ALL" in names else set(names)
-    return tuple(s for s in SUBSYSTEMS if (s in chosen) != exclude)
 
 
 @dataclass(frozen=True)
@@ -146,68 +70,69 @@ class Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
-        "ALGO", _text, "algorithms, `^` before them: all but these", "chosen by rules",
+        "ALGO", parse_text, "algorithms, `^` before them: all but these", "chosen by rules",
         "What may be chosen, per collective: `ring,tree;broadcast:binomial` (docs/selection.md).",
     ),
     Setting(
-        "PROTO", _protocols, "auto, pull or push, per collective as in ALGO", "auto",
+        "PROTO", parse_protocols, "auto, pull or push, per collective as in ALGO", "auto",
         "Who moves data in shared memory: the reader (pull) or the writer (push).",
     ),
     Setting(
-        "RULES", _text, "path of a file of rules", "none",
+        "RULES", parse_text, "path of a file of rules", "none",
         "Rules that come before the tuner's and the built-in ones (docs/selection.md); rank 0 reads it for all.",
     ),
     Setting(
-        "ALGORITHM_FILES", _text, "paths separated by `:`", "none",
+        "ALGORITHM_FILES", parse_text, "paths separated by `:`", "none",
         "Algorithms to load at the start: one's own (.py), MSCCL (.xml), MSCCL++ plans and schedules (.json).",
     ),
     Setting(
-        "TUNING_FILE", _text, "path, or none", "~/.config/ringleader/tuning/(machine).json",
+        "TUNING_FILE", parse_text, "path, or none", "~/.config/ringleader/tuning/(machine).json",
         "What `ringleader tune` has found on this machine (docs/tuning.md); rank 0 reads it for all.",
     ),
     Setting(
-        "WIRE", _choice("f32", "bf16", "f16", "int8", "onebit"), "f32, bf16, f16, int8 or onebit", "f32",
+        "WIRE", choice("f32", "bf16", "f16", "int8", "onebit"), "f32, bf16, f16, int8 or onebit", "f32",
         "How float32 values of reductions travel between nodes, where the call does not say (docs/wire.md).",
     ),
     Setting(
-        "TRANSPORT", _choice("auto", "shm", "tcp", "ucx"), "auto, shm, tcp or ucx", "auto",
+        "TRANSPORT", choice("auto", "shm", "tcp", "ucx"), "auto, shm, tcp or ucx", "auto",
         "auto: shared memory within a host, NET between hosts. shm: refuse anything else. tcp, ucx: that even within a "
         "host.",
     ),
     Setting(
-        "NET", _choice("tcp", "ucx"), "tcp or ucx", "tcp",
+        "NET", choice("tcp", "ucx"), "tcp or ucx", "tcp",
         "What carries the data of collectives between ranks that do not share memory (ucx: InfiniBand, RoCE).",
     ),
     Setting(
-        "UCX_LIBRARY", _text, "path of libucp.so.0, or of its directory", "the system's, else that of libucx-cu12",
+        "UCX_LIBRARY", parse_text, "path of libucp.so.0, or of its directory", "the system's, else that of libucx-cu12",
         "Which UCX to load.",
     ),
     Setting(
-        "IB_HCA", _devices, "devices separated by commas, each with or without `:port`; `^` before them: all but these",
+        "IB_HCA", parse_devices,
+        "devices separated by commas, each with or without `:port`; `^` before them: all but these",
         "all that UCX finds", "Devices that UCX uses: `mlx5_0,mlx5_1:2`, `^mlx5_3` (UCX_NET_DEVICES).",
     ),
     Setting(
-        "IB_TIMEOUT", _integer(1, 31), "1 to 31", "UCX's",
+        "IB_TIMEOUT", integer(1, 31), "1 to 31", "UCX's",
         "InfiniBand's timeout: an unanswered packet is sent again after 4.096 us * 2^value (UCX_RC_TIMEOUT).",
     ),
-    Setting("SHM_DISABLE", _flag, "0 or 1", "0", "1: never use shared memory (the same as TRANSPORT=tcp)."),
+    Setting("SHM_DISABLE", parse_flag, "0 or 1", "0", "1: never use shared memory (the same as TRANSPORT=tcp)."),
     Setting(
-        "SOCKET_IFNAME", _text, "prefixes separated by commas; `=` before them: exact names; `^`: all but these",
+        "SOCKET_IFNAME", parse_text, "prefixes separated by commas; `=` before them: exact names; `^`: all but these",
         "the interface that routes to the master", "Network interfaces to use: `eth`, `=eth0,eth1`, `^docker,lo`.",
     ),
     Setting(
-        "SOCKET_FAMILY", _choice("AF_INET", "AF_INET6"), "AF_INET or AF_INET6", "both", "Use only this address family."
+        "SOCKET_FAMILY", choice("AF_INET", "AF_INET6"), "AF_INET or AF_INET6", "both", "Use only this address family."
     ),
     Setting(
-        "MIN_NCHANNELS", _integer(1, _MAX_CHANNELS), f"1 to {_MAX_CHANNELS}", "1",
+        "MIN_NCHANNELS", integer(1, _MAX_CHANNELS), f"1 to {_MAX_CHANNELS}", "1",
         "Lower limit of data connections per network peer.",
     ),
     Setting(
-        "MAX_NCHANNELS", _integer(1, _MAX_CHANNELS), f"1 to {_MAX_CHANNELS}", str(_MAX_CHANNELS),
+        "MAX_NCHANNELS", integer(1, _MAX_CHANNELS), f"1 to {_MAX_CHANNELS}", str(_MAX_CHANNELS),
         f"Upper limit of data connections per network peer ({_DEFAULT_CHANNELS} are opened unless the limits forbid).",
     ),
     Setting(
-        "WORKERS", _integer(1, 16), "1 to 16", "the rank's share of the host's cores, at most 4",
+        "WORKERS", integer(1, 16), "1 to 16", "the rank's share of the host's cores, at most 4",
         "Threads that run slices of one large operation side by side; the lowest number of all ranks is used.",
     ),
     Setting(
@@ -215,82 +140,85 @@ SETTINGS: tuple[Setting, ...] = (
         "Bind each rank to cores. core: the ranks of a host share evenly the cores that they may use (see Cores).",
     ),
     Setting(
-        "BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "512K",
+        "BUFFSIZE", size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "512K",
         "Size of a staging slot in shared memory; a communicator has two per rank. "
         "The same on all ranks, else `init` fails.",
     ),
     Setting(
-        "INLINE_LIMIT", _size(0, 16 << 10), "bytes from 0 to 16K, with K", "8K",
+        "INLINE_LIMIT", size(0, 16 << 10), "bytes from 0 to 16K, with K", "8K",
         "Up to so many bytes per rank, one-step collectives within a host carry data beside their flags; 0 never.",
     ),
     Setting(
-        "P2P_BUFFSIZE", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "64K",
+        "P2P_BUFFSIZE", size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "64K",
         "Size of the shared-memory ring of a send/recv pair.",
     ),
     Setting(
-        "DEVICE_SEGMENT", _size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "4M",
+        "DEVICE_SEGMENT", size(4096, 1 << 30), "bytes from 4K to 1G, with K, M or G", "4M",
         "GPU tensors travel through the host in pieces of so many bytes; the least of all ranks (docs/gpu.md).",
     ),
     Setting(
-        "INSIDE", _choice("off", "auto", "nccl", "gloo"), "off, auto, nccl or gloo", "off",
+        "INSIDE", choice("off", "auto", "nccl", "gloo"), "off, auto, nccl or gloo", "off",
         "PyTorch: which other backend reduces inside a host; auto: NCCL on GPUs, else Gloo (docs/gpu.md).",
     ),
     Setting(
-        "COMPOSABLE", _flag, "0 or 1", "0",
+        "COMPOSABLE", parse_flag, "0 or 1", "0",
         "PyTorch 2.14 and later: 1: be one of several backends of a group, as in cpu:ringleader,cuda:nccl.",
     ),
     Setting(
-        "SPIN_US", _integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
+        "SPIN_US", integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
         "How long a wait spins before it yields.",
     ),
     Setting(
-        "YIELD_US", _integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
+        "YIELD_US", integer(0, 10_000_000), "microseconds from 0 to 10000000", "adaptive",
         "How long a wait yields before it sleeps in the kernel.",
     ),
-    Setting("TIMEOUT", _seconds, "seconds, above 0", "600", "Limit of every collective and of every wait for a peer."),
-    Setting("STORE_TIMEOUT", _seconds, "seconds, above 0", "300", "Limit of start-up: until all ranks have met."),
     Setting(
-        "SECRET", _secret, f"text of at least {_MIN_SECRET} bytes", "made by rank 0",
+        "TIMEOUT", parse_seconds, "seconds, above 0", "600", "Limit of every collective and of every wait for a peer."
+    ),
+    Setting("STORE_TIMEOUT", parse_seconds, "seconds, above 0", "300", "Limit of start-up: until all ranks have met."),
+    Setting(
+        "SECRET", secret(_MIN_SECRET), f"text of at least {_MIN_SECRET} bytes", "made by rank 0",
         "Secret of the job, equal on all ranks; who does not know it cannot join (see Security).",
     ),
     Setting(
-        "ISA", _choice("baseline", "avx2", "avx512", "neon"), "baseline, avx2, avx512 or neon",
+        "ISA", choice("baseline", "avx2", "avx512", "neon"), "baseline, avx2, avx512 or neon",
         "the best of the machine",
         "Highest instruction set that the reduction kernels use.",
     ),
     Setting(
-        "DEBUG", _choice("VERSION", "WARN", "INFO", "TRACE"), "VERSION, WARN, INFO or TRACE",
+        "DEBUG", choice("VERSION", "WARN", "INFO", "TRACE"), "VERSION, WARN, INFO or TRACE",
         "not set: Python's logging",
         "Write a log, and how much. INFO tells per rank which interface and address were chosen, and why.",
     ),
     Setting(
-        "DEBUG_SUBSYS", _subsystems, f"list of {', '.join(SUBSYSTEMS)}, ALL; `^` before it: all but these", "ALL",
+        "DEBUG_SUBSYS", several(SUBSYSTEMS), f"list of {', '.join(SUBSYSTEMS)}, ALL; `^` before it: all but these",
+        "ALL",
         "What the log is about.",
     ),
     Setting(
-        "DEBUG_FILE", _text, "path; %h is the host's name, %p the process number", "standard error",
+        "DEBUG_FILE", parse_text, "path; %h is the host's name, %p the process number", "standard error",
         "Where the log goes.",
     ),
     Setting(
-        "MONITOR", _text, "0, 1 or a directory", "0",
+        "MONITOR", parse_text, "0, 1 or a directory", "0",
         "Write what `ringleader monitor` shows (docs/adaptive.md), every second.",
     ),
-    Setting("RANK", _integer(0, 1 << 30), "integer from 0", "from the launcher", "Rank of this process.", "launch"),
-    Setting("SIZE", _integer(1, 1 << 30), "integer from 1", "from the launcher", "Number of ranks.", "launch"),
+    Setting("RANK", integer(0, 1 << 30), "integer from 0", "from the launcher", "Rank of this process.", "launch"),
+    Setting("SIZE", integer(1, 1 << 30), "integer from 1", "from the launcher", "Number of ranks.", "launch"),
     Setting(
-        "LOCAL_RANK", _integer(0, 1 << 30), "integer from 0", "from the launcher", "Rank within this host.", "launch"
+        "LOCAL_RANK", integer(0, 1 << 30), "integer from 0", "from the launcher", "Rank within this host.", "launch"
     ),
     Setting(
-        "LOCAL_SIZE", _integer(1, 1 << 30), "integer from 1", "from the launcher", "Ranks on this host.", "launch"
+        "LOCAL_SIZE", integer(1, 1 << 30), "integer from 1", "from the launcher", "Ranks on this host.", "launch"
     ),
     Setting(
-        "STORE", _text, "host:port or [v6 address]:port", "MASTER_ADDR:MASTER_PORT",
+        "STORE", parse_text, "host:port or [v6 address]:port", "MASTER_ADDR:MASTER_PORT",
         "Where the ranks meet; rank 0 serves there unless a launcher (`ringleader.spawn`) does.", "launch",
     ),
     Setting(
-        "STORE_SERVED", _flag, "0 or 1", "0", "1: somebody else serves at STORE, rank 0 must not.", "launch"
+        "STORE_SERVED", parse_flag, "0 or 1", "0", "1: somebody else serves at STORE, rank 0 must not.", "launch"
     ),
-    Setting("JOB_ID", _text, "text", "from the launcher", "Name of the job: keeps jobs apart.", "launch"),
+    Setting("JOB_ID", parse_text, "text", "from the launcher", "Name of the job: keeps jobs apart.", "launch"),
 )  # fmt: skip
 
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
