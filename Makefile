@@ -93,9 +93,8 @@ bench-slow: setup
 
 # ---------------------------------------------------------------- checks
 
-# A file is one worker's, whose tests share processes. Tests with ranks often wait, so there is one worker more than two cores have
-# use for; the files come in their own order, in which the short ones are the last.
-TEST_WORKERS ?= 3
+# A file is one worker's, whose tests share processes; the files come in their own order, in which the short ones are the last.
+TEST_WORKERS ?= 2
 XDIST := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: test verify-all lint typecheck docs-check check

@@ -79,6 +79,10 @@ def joined(
         timeout=timedelta(seconds=seconds),
         **more,
     )
+    # Until all are in: where a test's first operation fails, its end would else reach ranks that still form the group.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"in/{rank}", "")
+    store.wait([f"in/{other}" for other in range(size)], timedelta(seconds=seconds))
     try:
         yield rank, size
     finally:

@@ -229,8 +229,9 @@ def test_no_reference_is_kept_or_lost(comm: rl.Communicator) -> None:
     for _ in range(1000):
         everything()
     after = [sys.getrefcount(it) for it in watched]
-    assert max(abs(a - b) for a, b in zip(after[:6], before[:6], strict=True)) == 0
-    assert max(abs(a - b) for a, b in zip(after, before, strict=True)) < 100
+    # What a call keeps or loses counts 1000. Types and small numbers are everybody's: threads come and go with a few.
+    assert max(abs(a - b) for a, b in zip(after, before, strict=True)) < 100, (before, after)
+    assert (after[0], after[1], after[3]) == (before[0], before[1], before[3])
 
 
 def test_a_dropped_communicator_goes_at_once() -> None:
