@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -30,6 +31,12 @@ def _no_outer_job() -> Iterator[None]:
                 patch.delenv(name)
         patch.setenv("RINGLEADER_TUNING_FILE", "none")  # what somebody has tuned here must not decide a test
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_of_others() -> None:
+    """A file begins without what another has left to the garbage collector: communicators, descriptors, memory."""
+    gc.collect()
 
 
 def pytest_configure() -> None:

@@ -123,6 +123,7 @@ def test_other_memory_is_not_contained() -> None:
 
 
 def test_too_large_a_request_names_the_bytes_and_leaves_all_as_it_was() -> None:
+    gc.collect()
     used, held = _core.arena_used(), blocks()
     with open("/proc/meminfo") as meminfo:
         total = next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemTotal"))
@@ -201,6 +202,7 @@ def test_a_refused_peer_leaks_no_descriptor() -> None:
             os.truncate(fd, 8192)
             _core.PeerProcess(identity, fd, size, ours.detach(), os.getpid())
 
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(errors.InvalidArgument, match="8192 bytes, announced were 1048576"):
         offer(b"x" * 16, MIB)

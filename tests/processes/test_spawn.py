@@ -203,8 +203,9 @@ def test_nothing_leaks():
         assert spawn(my_rank, 1) == [0]
         with pytest.raises(SpawnError):
             spawn(fail, 1, 0, "exit")
-    assert wait_until(lambda: count() == before), (count(), before)
-    assert set(multiprocessing.active_children()) == children
+    # Fewer are none of ours: what earlier tests have left may end meanwhile.
+    assert wait_until(lambda: all(now <= then for now, then in zip(count(), before, strict=True))), (count(), before)
+    assert set(multiprocessing.active_children()) <= children
 
 
 PROGRAM = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -325,6 +326,7 @@ def test_nothing_leaks():
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()
     before, threads = descriptors(), threading.active_count()
     for _ in range(50):
         server = TcpStoreServer([("127.0.0.1", 0)], SECRET)
@@ -334,7 +336,8 @@ def test_nothing_leaks():
             TcpStoreClient(["127.0.0.1"], server.port, SECRET + b"x", 5)
         client.close()
         server.close()
-    assert wait_until(lambda: (descriptors(), threading.active_count()) == (before, threads)), (
+    # Fewer are none of ours: what earlier tests have left may end meanwhile.
+    assert wait_until(lambda: descriptors() <= before and threading.active_count() <= threads), (
         descriptors() - before,
         threading.active_count() - threads,
     )
