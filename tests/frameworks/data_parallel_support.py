@@ -37,6 +37,11 @@ class Branches(nn.Module):
         return {"out": [y], "shape": y.shape}
 
 
+def small(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
 def batch(step: int, rank: int) -> Tensor:
     return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(100 * step + rank))
 

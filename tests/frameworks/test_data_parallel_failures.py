@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-from data_parallel_support import batch
+from data_parallel_support import batch, small
 from meeting_support import PROMPT
-from torch import nn
 from torch_support import Ranks, joined
 
 from ringleader import errors
@@ -25,11 +23,6 @@ def ranks() -> Iterator[Ranks]:
     group = Ranks(3)
     yield group
     group.close()
-
-
-def small(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
 def leaves(path: str, overlap: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from data_parallel_support import Branches, batch, loss_of, worst
+from data_parallel_support import Branches, batch, loss_of, small, worst
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_support import Ranks, joined
@@ -26,11 +26,6 @@ def ranks() -> Iterator[Ranks]:
     group = Ranks(3)
     yield group
     group.close()
-
-
-def small(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
 def mean(x: Tensor) -> Tensor:
