@@ -2,14 +2,18 @@
 
 Four messages of fixed size; nothing is ever read beyond them, so the socket can be handed on afterwards:
 
-    initiator -> acceptor   hello      magic, version, purpose, index, rank, group, nonce
+    initiator -> acceptor   hello      magic, version, purpose, index, rank, group, key id, nonce
     acceptor  -> initiator  challenge  the same fields of the acceptor, with its own nonce
     initiator -> acceptor   HMAC-SHA256(key, "initiator" + hello + challenge)
     acceptor  -> initiator  status, HMAC-SHA256(key, "acceptor" + status + hello + challenge)
 
 Invariants. Each side proves that it knows the secret for two fresh nonces, its role, both ranks, the group, the purpose
 and the version, so no message can be replayed, reflected or moved to another connection. The initiator proves first: a
-stranger who connects learns a nonce and nothing else.
+stranger who connects learns a nonce, and which key is meant: `key id` is a random name of a key, which both sides can
+look up where strangers cannot, or zeros for a secret that was given. It says nothing of the key.
+
+An acceptor without room for another stranger says `BUSY` in place of its next message (`turn_away`). Nobody can prove
+that it is busy, so an initiator may only try again, which it would do as well if it were hung up on.
 
 The protocol is written once, as generators that yield what to do next: bytes to send, or how many to receive.
 `Conversation` runs one on a non-blocking socket, so one selector can drive many and a slow stranger delays nobody.
@@ -17,6 +21,7 @@ The protocol is written once, as generators that yield what to do next: bytes to
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import hmac
@@ -32,17 +37,19 @@ from typing import Generic, TypeVar
 from ringleader.errors import RendezvousError
 
 __all__ = [
-    "STRANGER_LIMIT", "AuthenticationError", "Conversation", "Hello", "Purpose", "accepting", "converse", "initiating",
+    "STRANGER_LIMIT", "AuthenticationError", "Busy", "Conversation", "Hello", "Purpose", "accepting", "converse",
+    "initiating", "turn_away",
 ]  # fmt: skip
 
 MAGIC = b"RNGLEADR"
-VERSION = 1
+VERSION = 2
 # Seconds that an accepted connection has to authenticate. Real ranks need milliseconds.
 STRANGER_LIMIT = 5.0
 
-_HELLO = struct.Struct("!8sHHHi16s32s")
+_HELLO = struct.Struct("!8sHHHi16s16s32s")
 _MAC_BYTES = 32
 _NONCE_BYTES = 32
+_BUSY = b"RNGLBUSY".ljust(_HELLO.size, b"\0")
 
 T = TypeVar("T")
 Step = bytes | int
@@ -51,6 +58,13 @@ Steps = Generator[Step, bytes, T]
 
 class AuthenticationError(RendezvousError):
     """The other side does not know the secret, does not speak the protocol, or is not who was expected."""
+
+
+class Busy(ConnectionError):
+    """The other side has no room for another connection just now."""
+
+    def __init__(self) -> None:
+        super().__init__("too many connections at once there, of strangers perhaps")
 
 
 class Purpose(enum.IntEnum):
@@ -67,6 +81,7 @@ class _Status(enum.IntEnum):
     WELCOME = 1
     WRONG_SECRET = 2
     NOT_EXPECTED = 3
+    BUSY = 4
 
 
 @dataclass(frozen=True)
@@ -81,7 +96,7 @@ class Hello:
     def pack(self, nonce: bytes) -> bytes:
         """The fixed-size message."""
         group = group_digest(self.group)
-        return _HELLO.pack(MAGIC, VERSION, self.purpose, self.index, self.rank, group, nonce)
+        return _HELLO.pack(MAGIC, VERSION, self.purpose, self.index, self.rank, group, b"", nonce)
 
 
 def group_digest(group: str) -> bytes:
@@ -97,37 +112,46 @@ class _Claim:
     index: int
     rank: int
     group: bytes
+    key_id: bytes
 
     @classmethod
     def unpack(cls, message: bytes) -> _Claim:
-        magic, version, purpose, index, rank, group, _ = _HELLO.unpack(message)
+        magic, version, purpose, index, rank, group, key_id, _ = _HELLO.unpack(message)
         if magic != MAGIC:
             raise AuthenticationError(f"the other side does not speak Ringleader's protocol (it began with {magic!r})")
         if version != VERSION:
             raise AuthenticationError(
                 f"the other side speaks protocol version {version}, this side {VERSION}; install one version everywhere"
             )
-        return cls(purpose, index, rank, group)
+        return cls(purpose, index, rank, group, key_id)
 
 
 def _mac(secret: bytes, role: bytes, *parts: bytes) -> bytes:
     return hmac.new(secret, b"ringleader handshake " + role + b"".join(parts), hashlib.sha256).digest()
 
 
-def initiating(secret: bytes, me: Hello, peer_rank: int) -> Steps[None]:
-    """The connecting side.
+def initiating(secret: bytes | Callable[[bytes], bytes], me: Hello, peer_rank: int) -> Steps[None]:
+    """The connecting side. A `secret` that is a function finds the key that the acceptor's key id means.
 
     Raises
     ------
     AuthenticationError
         If the other side is a stranger, refuses us, or is not rank `peer_rank` of the same group.
+    Busy
+        If it has no room just now.
     """
     hello = me.pack(os.urandom(_NONCE_BYTES))
     yield hello
     challenge = yield _HELLO.size
+    if challenge == _BUSY:
+        raise Busy
     claim = _Claim.unpack(challenge)
+    if callable(secret):
+        secret = secret(claim.key_id)
     yield _mac(secret, b"initiator", hello, challenge)
     verdict = yield 1
+    if verdict[0] == _Status.BUSY:
+        raise Busy
     if verdict[0] == _Status.WRONG_SECRET:
         raise AuthenticationError(
             f"rank {me.rank} was refused: its secret differs from the other side's; RINGLEADER_SECRET (or `secret=`) "
@@ -145,7 +169,9 @@ def initiating(secret: bytes, me: Hello, peer_rank: int) -> Steps[None]:
         raise AuthenticationError(f"expected rank {peer_rank} of group {me.group!r}, but rank {claim.rank} answered")
 
 
-def accepting(secret: bytes, group: str, rank: int, expected: Callable[[Hello], bool]) -> Steps[Hello]:
+def accepting(
+    secret: bytes, group: str, rank: int, expected: Callable[[Hello], bool], key_id: bytes = b""
+) -> Steps[Hello]:
     """The accepting side; returns who connected. `expected` may still refuse a peer that has proved itself.
 
     Raises
@@ -156,7 +182,7 @@ def accepting(secret: bytes, group: str, rank: int, expected: Callable[[Hello], 
     hello = yield _HELLO.size
     claim = _Claim.unpack(hello)
     challenge = _HELLO.pack(
-        MAGIC, VERSION, claim.purpose, claim.index, rank, group_digest(group), os.urandom(_NONCE_BYTES)
+        MAGIC, VERSION, claim.purpose, claim.index, rank, group_digest(group), key_id, os.urandom(_NONCE_BYTES)
     )
     yield challenge
     proof = yield _MAC_BYTES
@@ -194,6 +220,7 @@ class Conversation(Generic[T]):
         self._outgoing = memoryview(b"")
         self._incoming = bytearray()
         self._missing = 0
+        self.heard = 0  # whole messages received
         self._result: list[T] = []
         self._resume(None)
 
@@ -231,6 +258,7 @@ class Conversation(Generic[T]):
             self._incoming += data
             if len(self._incoming) == self._missing:
                 received, self._incoming = bytes(self._incoming), bytearray()
+                self.heard += 1
                 self._resume(received)
         return True
 
@@ -248,6 +276,15 @@ class Conversation(Generic[T]):
     def result(self) -> T:
         """What the steps returned; only once complete."""
         return self._result[0]
+
+
+def turn_away(conversation: Conversation[Hello]) -> None:
+    """Tell an initiator that there is no room for it; the caller closes the socket then."""
+    with contextlib.suppress(OSError):
+        # What is unread when a socket is closed makes the kernel send a reset in place of what was sent last.
+        conversation.sock.recv(_HELLO.size, socket.MSG_DONTWAIT)
+    with contextlib.suppress(OSError):
+        conversation.sock.send(bytes([_Status.BUSY]) if conversation.heard else _BUSY, socket.MSG_DONTWAIT)
 
 
 def converse(sock: socket.socket, steps: Steps[T], deadline: float) -> T:

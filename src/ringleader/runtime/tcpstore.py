@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from ringleader.errors import ClosedError, CollectiveTimeout, RendezvousError
 from ringleader.runtime.environment import format_hostport
-from ringleader.runtime.handshake import AuthenticationError, Hello, Purpose, converse, initiating
+from ringleader.runtime.handshake import AuthenticationError, Busy, Hello, Purpose, converse, initiating
 from ringleader.runtime.store import StoreLost
 from ringleader.runtime.storeserver import (
     ADD,
     BAD,
     DELETE,
+    FULL,
     GET,
     GROUP,
     INT,
@@ -84,6 +85,8 @@ class TcpStoreClient:
                     vanished_since = vanished_since or time.monotonic()
                     if time.monotonic() - vanished_since > _ANSWER_LIMIT - 1:
                         raise RendezvousError(f"{self._where}: {reason}; {_OTHER_PORT}") from None
+                except Busy as error:  # a flood of strangers: our own limit is the only one that counts
+                    reason, vanished_since = str(error), None
                 except AuthenticationError as error:
                     raise AuthenticationError(f"{self._where}: {error}") from error
                 except RendezvousError:  # somebody else's port; it is an OSError too
@@ -133,6 +136,8 @@ class TcpStoreClient:
             sock.sendall(LENGTH.pack(len(body)) + body)
             deadline = None if timeout is None else time.monotonic() + timeout
             (length,) = LENGTH.unpack(_receive(sock, LENGTH.size, deadline))
+            if not 1 <= length <= 1 + MAX_VALUE:
+                raise EOFError(f"it sent an answer of {length} bytes")
             answer = _receive(sock, length, time.monotonic() + _REQUEST_LIMIT)
         except TimeoutError:
             sock.close()
@@ -149,7 +154,9 @@ class TcpStoreClient:
             raise
         self._give_back(sock)
         if answer[0] == BAD:
-            raise ValueError(f"key {key!r} does not hold an integer")
+            raise ValueError(f"key {key!r} {answer[1:].decode()}")
+        if answer[0] == FULL:
+            raise RendezvousError(f"the store at {self._where} is full: {answer[1:].decode()}")
         return None if answer[0] == MISSING else answer[1:]
 
     def _borrow(self) -> socket.socket:
@@ -180,6 +187,8 @@ class TcpStoreClient:
 
     def add(self, key: str, amount: int) -> int:
         """See `Store`."""
+        if not -(1 << 63) <= amount < 1 << 63:
+            raise ValueError(f"amount {amount} for key {key!r} does not fit into 64 bits")
         value = self._request(ADD, key, INT.pack(amount))
         assert value is not None
         return int(INT.unpack(value)[0])
