@@ -11,12 +11,25 @@ Names are imported when they are first used, so that ``import ringleader`` costs
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringleader import errors
+from ringleader._lazy import lazily
 
 if TYPE_CHECKING:
-    from ringleader import adapt, compress, torch
+    from ringleader import (
+        adapt,
+        algorithms,
+        compress,
+        executors,
+        formats,
+        horovod,
+        overlap,
+        runtime,
+        schedule,
+        torch,
+        tune,
+    )
     from ringleader.algorithms.user import algorithm
     from ringleader.runtime.communicator import Communicator
     from ringleader.runtime.dtypes import ReduceOp, premul_sum
@@ -40,13 +53,21 @@ __all__ = [
     "__version__",
     "adapt",
     "algorithm",
+    "algorithms",
     "compress",
     "errors",
+    "executors",
+    "formats",
+    "horovod",
     "init",
+    "overlap",
     "premul_sum",
     "round_to_wire",
+    "runtime",
+    "schedule",
     "spawn",
     "torch",
+    "tune",
     "version",
 ]
 
@@ -63,9 +84,6 @@ _HOME = {
     "round_to_wire": "runtime.wire",
     "spawn": "runtime.spawn",
 }
-
-
-_ROOMS = ("adapt", "algorithms", "compress", "executors", "formats", "overlap", "runtime", "schedule", "torch", "tune")
 
 
 def _name_native_errors() -> None:
@@ -94,16 +112,7 @@ def _name_native_errors() -> None:
 _name_native_errors()
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"ringleader.{_HOME[name]}"), name)
-    elif name in _ROOMS:
-        value = importlib.import_module(f"ringleader.{name}")
-    else:
-        raise AttributeError(f"module 'ringleader' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(
+        __name__, {name: f"ringleader.{home}" for name, home in _HOME.items()}, {"horovod": "torch", "torch": "torch"}
+    )

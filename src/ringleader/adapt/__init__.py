@@ -1,5 +1,10 @@
 """The network as it is: measured by the way, shown, and acted upon. See docs/adaptive.md."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringleader._lazy import lazily
 from ringleader.adapt.adaptive import AdaptiveAllReduce, AdaptiveWork
 from ringleader.adapt.arrivals import Arrival, Arrivals
 from ringleader.adapt.formats import Format, allowed
@@ -22,3 +27,6 @@ __all__ = [
     "allowed",
     "probe",
 ]
+
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(__name__)

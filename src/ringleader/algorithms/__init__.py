@@ -3,6 +3,11 @@
 One family a file. See docs/algorithms.md for the table.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringleader._lazy import lazily
 from ringleader.algorithms import (
     bruck,
     butterfly,
@@ -70,3 +75,6 @@ __all__ = [
     "torus",
     "tree",
 ]
+
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(__name__)

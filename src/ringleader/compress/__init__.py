@@ -4,6 +4,11 @@ Compressors work on NumPy arrays and know nothing of ranks; `Communicator.all_re
 ``ringleader.torch.hooks`` put them to use.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringleader._lazy import lazily
 from ringleader.compress.base import Compressor, Keyed, Payload
 from ringleader.compress.blocks import QSGD, BlockCompressor, Int4, Int8, Natural, OneBit
 from ringleader.compress.casts import BF16, FP16
@@ -32,3 +37,6 @@ __all__ = [
     "RandomK",
     "TopK",
 ]
+
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(__name__)

@@ -1,16 +1,19 @@
-"""Executors of schedules other than the native engine: `run`, the reference, and `mpi.run`, over MPI."""
+"""Executors of schedules other than the native engine: `run`, the reference, and `mpi.run`, over MPI.
+
+`torch_p2p.run`, over other backends of torch.distributed, is also `ringleader.torch.run`.
+"""
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING
 
+from ringleader._lazy import lazily
 from ringleader.executors.reference import run
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from ringleader.executors import mpi, torch_p2p
 
+__all__ = ["mpi", "run", "torch_p2p"]
 
-def __getattr__(name: str) -> ModuleType:
-    if name != "mpi":  # imported when it is first asked for
-        raise AttributeError(f"module 'ringleader.executors' has no attribute {name!r}")
-    return importlib.import_module("ringleader.executors.mpi")
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(__name__, needs={"torch_p2p": "torch"})

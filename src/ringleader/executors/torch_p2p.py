@@ -8,6 +8,7 @@ torch's allocator knows which stream uses what is made here. Only a barrier, and
 calls, block the host.
 """
 
+# ruff: noqa: E402 - what need_torch says comes before what torch would say
 from __future__ import annotations
 
 import functools
@@ -15,6 +16,10 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringleader._lazy import need_torch
+
+need_torch(__name__)
 
 import torch
 import torch.distributed as dist

@@ -3,6 +3,11 @@
 Pure arithmetic over timelines; see docs/overlap.md.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringleader._lazy import lazily
 from ringleader.overlap.buckets import BucketPlan, brute_force, plan_buckets, plan_of
 from ringleader.overlap.cost import CostCurve
 from ringleader.overlap.partitions import Launcher, Partition, Piece, partition
@@ -36,3 +41,6 @@ __all__ = [
     "simulate",
     "simulate_priority",
 ]
+
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(__name__)

@@ -1,1 +1,12 @@
 """The run time: communicators, their start-up, and arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringleader._lazy import lazily
+
+__all__: list[str] = []
+
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(__name__)

@@ -1,5 +1,10 @@
 """Schedules: collective algorithms as plain data. See docs/schedule.md."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringleader._lazy import lazily
 from ringleader.schedule.draw import draw_svg, draw_text
 from ringleader.schedule.lower import lower
 from ringleader.schedule.serialize import from_dict, from_json, to_dict, to_json
@@ -26,3 +31,6 @@ __all__ = [
     "to_json",
     "verify",
 ]
+
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(__name__)

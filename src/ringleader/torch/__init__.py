@@ -4,10 +4,14 @@ With Ringleader installed no import is needed, torch finds it by its entry point
 well, for a source tree that is only on the path.
 """
 
+# ruff: noqa: E402 - what need_torch says comes before what torch would say
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ringleader._lazy import lazily, need_torch
+
+need_torch(__name__)
 
 import torch.distributed as _distributed  # noqa: F401 - `register` looks for it
 
@@ -35,22 +39,14 @@ __all__ = [
     "run",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "run":  # not before it is used: its module imports torch, which imports this one
-        from ringleader.executors.torch_p2p import run
-
-        return run
-    if name in ("fsdp", "hooks"):
-        return importlib.import_module(f"ringleader.torch.{name}")
-    if name == "DataParallel":
-        from ringleader.torch.data_parallel import DataParallel
-
-        return DataParallel
-    if name == "register_ddp":
-        from ringleader.torch.ddp import register_ddp
-
-        return register_ddp
-    if name in ("hierarchical", "hierarchical_hook"):
-        return getattr(importlib.import_module("ringleader.torch.devices.hook"), name)
-    raise AttributeError(f"module 'ringleader.torch' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "DataParallel": "ringleader.torch.data_parallel",
+            "hierarchical": "ringleader.torch.devices.hook",
+            "hierarchical_hook": "ringleader.torch.devices.hook",
+            "register_ddp": "ringleader.torch.ddp",
+            "run": "ringleader.executors.torch_p2p",
+        },
+    )

@@ -1,5 +1,10 @@
 """Which algorithm and protocol a call uses: rules, cost model, and the environment's say."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringleader._lazy import lazily
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import Cost, predict
 from ringleader.tune.explain import Candidate, Explanation, explain
@@ -33,3 +38,6 @@ __all__ = [
     "select",
     "select_wire",
 ]
+
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(__name__)

@@ -4,6 +4,11 @@
 kind are reduced, `scratch` memory that is used again, `lane` what runs beside the caller.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringleader._lazy import lazily
 from ringleader.runtime.compressed.cost import exchanges, pays, sent_bytes
 from ringleader.runtime.compressed.entry import all_reduce, all_reduce_pieces, all_reduce_vector
 from ringleader.runtime.compressed.lane import lane_or_none
@@ -20,3 +25,6 @@ __all__ = [
     "reduce_scatter_vector",
     "sent_bytes",
 ]
+
+if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
+    __getattr__, __dir__ = lazily(__name__)
