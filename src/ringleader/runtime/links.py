@@ -1,7 +1,8 @@
 """Makes many authenticated connections at once: one event loop for listening, connecting and all handshakes.
 
 No peer waits for another: a rank that is slow, a stranger that is silent or an address that leads nowhere delays only
-its own connection.
+its own connection. Strangers are bounded in number, beside all peers that are expected, and in time (`lobby.py`); a
+peer that is hung up on, or told that there is no room, tries again until the group's own limit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import os
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +23,15 @@ from ringleader.runtime.config import logger
 from ringleader.runtime.handshake import (
     STRANGER_LIMIT,
     AuthenticationError,
+    Busy,
     Conversation,
     Hello,
     Purpose,
     accepting,
     initiating,
+    turn_away,
 )
+from ringleader.runtime.lobby import Complaints, Lobby, room_for_strangers
 from ringleader.runtime.store import ranks_text
 
 __all__ = ["Key", "Target", "establish"]
@@ -34,6 +39,13 @@ __all__ = ["Key", "Target", "establish"]
 _CONNECT_LIMIT = 3.0
 _PASSES = 3
 _PAUSE = 0.2
+_REST = 0.02  # seconds without accepting where there is no room or no descriptor
+_BATCH = 32  # connections that are accepted before those that are there are served again
+_MOST_REFUSALS = 20  # that a time-out's message tells of
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+# A listener that cannot take another connection now: no reason to give up the address.
+_CROWDED = (errno.EAGAIN, errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
+_CREDENTIALS = struct.Struct("=iII")
 
 
 class Key(NamedTuple):
@@ -83,7 +95,11 @@ class _Loop:
         self.ready: dict[Key, socket.socket] = {}
         self.outgoing: list[_Outgoing] = []
         self.incoming: set[_Incoming] = set()
+        self.lobby: Lobby[_Incoming] = Lobby(len(accept) + room_for_strangers())
+        self.complaints = Complaints(logger("NET"))
         self.refused: list[str] = []
+        self.resting: list[socket.socket] = []  # listeners that are not looked at until `rest_ends`
+        self.rest_ends = 0.0
         self.selector = stack.enter_context(selectors.DefaultSelector())
         stack.callback(self._close_all)
 
@@ -96,33 +112,83 @@ class _Loop:
 
     # ------------------------------------------------------------------------------------------------------ accepting
 
+    def listen(self, listener: socket.socket) -> None:
+        self.selector.register(listener, selectors.EVENT_READ)
+
     def accept(self, listener: socket.socket) -> None:
-        try:
-            sock, address = listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise RendezvousError(
-                    f"rank {self.rank}: out of file descriptors while connecting the group ({error}); raise `ulimit -n`"
-                ) from error
-            return
+        """Accept a few; where there is no room or no descriptor for more, they wait in the kernel's queue."""
+        for _ in range(_BATCH):
+            if self.lobby.full and not self._make_room():
+                self._rest(listener)
+                return
+            try:
+                sock, address = listener.accept()
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTOR:
+                    self._out_of_descriptors(error)
+                    self._rest(listener)
+                return  # else nobody is left, or the one that was there has gone
+            self._admit(sock, address)
+
+    def _admit(self, sock: socket.socket, address: Any) -> None:
+        if sock.family == socket.AF_UNIX:
+            raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if (user := _CREDENTIALS.unpack(raw)[1]) != os.geteuid():
+                self.complaints.warn("rank %d refused a connection from user %d of this host", self.rank, user)
+                sock.close()
+                return
+        now = time.monotonic()
         steps = accepting(self.secret, self.group, self.rank, lambda hello: _key(hello) in self.missing)
-        conversation = Conversation(sock, steps, time.monotonic() + STRANGER_LIMIT)
         peer = f"{address[0]}" if isinstance(address, tuple) else "this host"
-        incoming = _Incoming(sock, conversation, peer)
-        self.incoming.add(incoming)
-        self.selector.register(sock, selectors.EVENT_READ, incoming)
+        item = _Incoming(sock, Conversation(sock, steps, now + STRANGER_LIMIT), peer)
+        self.incoming.add(item)
+        self.lobby.enter(item, peer, now, now + STRANGER_LIMIT)
+        self.selector.register(sock, selectors.EVENT_READ, item)
+        self.advance_incoming(item)  # most have said their first word by now, or have left again
+
+    def _make_room(self) -> bool:
+        """Whether a stranger has given way."""
+        victim = self.lobby.give_way(time.monotonic())
+        if victim is None:
+            return False
+        turn_away(victim.conversation)
+        self.drop(victim)
+        return True
+
+    def _out_of_descriptors(self, error: OSError) -> None:
+        """Let a stranger give its descriptor; where there is none, the limit is too low for the group."""
+        if not self.lobby:
+            raise RendezvousError(
+                f"rank {self.rank}: out of file descriptors while connecting the group ({error}); raise `ulimit -n`"
+            ) from error
+        self.complaints.warn("rank %d: %s; new connections wait (`ulimit -n`)", self.rank, error.strerror)
+        self._make_room()
+
+    def _rest(self, listener: socket.socket) -> None:
+        self.selector.unregister(listener)
+        self.resting.append(listener)
+        self.rest_ends = time.monotonic() + _REST
 
     def advance_incoming(self, item: _Incoming) -> None:
+        """Whatever goes wrong ends this connection, and nothing else."""
+        heard = item.conversation.heard
         try:
             if not item.conversation.advance():
+                if item.conversation.heard != heard:
+                    self.lobby.speaks(item, time.monotonic())
                 self._watch(item.sock, item.conversation.wants_write, item)
                 return
         except AuthenticationError as error:
-            logger("NET").warning("rank %d refused a connection from %s: %s", self.rank, item.peer, error)
-            self.refused.append(str(error))
+            self.complaints.warn("rank %d refused a connection from %s: %s", self.rank, item.peer, error)
+            if len(self.refused) < _MOST_REFUSALS and str(error) not in self.refused:
+                self.refused.append(str(error))
             self.drop(item)
             return
         except (OSError, EOFError):
+            self.drop(item)
+            return
+        except Exception:  # a fault of ours: still only this connection's
+            logger("NET").exception("rank %d dropped a connection from %s", self.rank, item.peer)
             self.drop(item)
             return
         self._forget(item)
@@ -137,6 +203,7 @@ class _Loop:
     def _forget(self, item: _Incoming) -> None:
         self.selector.unregister(item.sock)
         self.incoming.discard(item)
+        self.lobby.leave(item)
 
     def _watch(self, sock: socket.socket, write: bool, item: object) -> None:
         events = selectors.EVENT_WRITE if write else selectors.EVENT_READ
@@ -148,12 +215,19 @@ class _Loop:
     def start(self, out: _Outgoing) -> None:
         """Begin to connect to the present target."""
         target = out.targets[out.position]
-        out.sock = socket.socket(target.family, socket.SOCK_STREAM)
+        try:
+            out.sock = socket.socket(target.family, socket.SOCK_STREAM)
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTOR:
+                raise
+            self._out_of_descriptors(error)
+            out.not_before = time.monotonic() + _REST
+            return
         out.sock.setblocking(False)
         out.deadline = time.monotonic() + _CONNECT_LIMIT
         code = out.sock.connect_ex(target.address)
         if code not in (0, errno.EINPROGRESS):
-            self.failed(out, os.strerror(code))
+            self.failed(out, os.strerror(code), code in _CROWDED)
             return
         self.selector.register(out.sock, selectors.EVENT_WRITE, out)
 
@@ -174,20 +248,24 @@ class _Loop:
                 f"rank {self.rank}, connecting to rank {out.key.rank} at {out.targets[out.position].text}: {error}"
             ) from error
         except (OSError, EOFError) as error:
-            self.failed(out, getattr(error, "strerror", None) or str(error))
+            again = isinstance(error, (EOFError, Busy)) or error.errno in _CROWDED
+            self.failed(out, getattr(error, "strerror", None) or str(error), again)
             return
         self.selector.unregister(out.sock)
         self.outgoing.remove(out)
         self.ready[out.key] = out.sock
 
-    def failed(self, out: _Outgoing, why: str) -> None:
-        """Go on to the next target, later again to the first, and give up after some passes."""
+    def failed(self, out: _Outgoing, why: str, crowded: bool = False) -> None:
+        """Go on to the next target, later again to the first; give up after some passes in which nobody was there."""
         assert out.sock is not None
         with contextlib.suppress(KeyError):
             self.selector.unregister(out.sock)
         out.sock.close()
         out.sock = out.conversation = None
         out.failures[out.targets[out.position].text] = why
+        if crowded:  # this one can be reached: the group's limit alone counts
+            out.not_before = time.monotonic() + _PAUSE
+            return
         out.position += 1
         if out.position < len(out.targets):
             return
@@ -206,14 +284,15 @@ class _Loop:
                 self.start(out)
             elif out.sock is not None and out.conversation is None and now >= out.deadline:
                 self.failed(out, f"no answer within {_CONNECT_LIMIT:.0f} s")
-        for item in list(self.incoming):
-            if item.conversation.overdue:
-                self.drop(item)
+        for item in self.lobby.overdue(now):
+            self.drop(item)
 
     def timeout_error(self, timeout: float) -> CollectiveTimeout:
         """Who is missing, and who was turned away."""
         absent = sorted({key.rank for key in self.missing} | {out.key.rank for out in self.outgoing})
-        notes = f"; refused meanwhile: {'; '.join(dict.fromkeys(self.refused))}" if self.refused else ""
+        notes = f"; refused meanwhile: {'; '.join(self.refused)}" if self.refused else ""
+        for out in self.outgoing:
+            notes += f"; rank {out.key.rank}: {'; '.join(out.failures.values())}" if out.failures else ""
         return CollectiveTimeout(
             f"rank {self.rank} got no connection with {'rank' if len(absent) == 1 else 'ranks'} {ranks_text(absent)} "
             f"within {timeout:.1f} s{notes}; {self.advice}",
@@ -263,7 +342,7 @@ def establish(
         loop = _Loop(secret, group, rank, accept, advice, stack)
         loop.outgoing = [_Outgoing(key, targets) for key, targets in connect.items()]
         for listener in listeners:
-            loop.selector.register(listener, selectors.EVENT_READ)
+            loop.listen(listener)
         next_tend = 0.0
         while True:
             if (now := time.monotonic()) >= next_tend:
@@ -271,15 +350,21 @@ def establish(
                 next_tend = now + 0.05
             if not loop.missing and not loop.outgoing:
                 break
-            for ready, _ in loop.selector.select(0.05):
-                item = ready.data
-                if isinstance(item, _Incoming):
-                    loop.advance_incoming(item)
-                elif isinstance(item, _Outgoing):
-                    loop.advance_outgoing(item)
+            if loop.resting and now >= loop.rest_ends:
+                while loop.resting:
+                    loop.listen(loop.resting.pop())
+            # Listeners last: to accept one may mean to drop another, which then is not to be touched any more.
+            accepting_at = []
+            for ready, _ in loop.selector.select(_REST if loop.resting else 0.05):
+                if isinstance(ready.data, _Incoming):
+                    loop.advance_incoming(ready.data)
+                elif isinstance(ready.data, _Outgoing):
+                    loop.advance_outgoing(ready.data)
                 else:
                     assert isinstance(ready.fileobj, socket.socket)
-                    loop.accept(ready.fileobj)
+                    accepting_at.append(ready.fileobj)
+            for listener in accepting_at:
+                loop.accept(listener)
             now = time.monotonic()
             if now >= deadline:
                 raise loop.timeout_error(timeout)
