@@ -9,6 +9,7 @@
 #include <map>
 
 #include "bind/bind.hpp"
+#include "bind/kept.hpp"
 #include "bind/plan.hpp"
 #include "core/communicator.hpp"
 #include "transport/ucx/ucx_worker.hpp"
@@ -23,7 +24,7 @@ bool wait_work(PyWork& self, double timeout) {
   const auto until = timeout > 0 && timeout < 1e9
                          ? Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout))
                          : Clock::time_point::max();
-  while (!self.state->done()) {
+  while (!self.over()) {
     const auto slice = Clock::now() + kSlice;
     {
       nb::gil_scoped_release released;
@@ -36,7 +37,7 @@ bool wait_work(PyWork& self, double timeout) {
     handle_signals();
     if (Clock::now() >= until) return false;
   }
-  self.state->rethrow();
+  if (const auto error = self.error()) throw *error;
   return true;
 }
 
@@ -105,9 +106,28 @@ struct PyCommunicator {
 
   PyCommunicator(Rank rank, Rank size, double timeout, const std::map<std::string, std::int64_t>& given) {
     const CommOptions options = parse_options(given);
-    native = std::make_shared<Communicator>(rank, size, timeout, options);
+    native = make_parents<Communicator>(rank, size, timeout, options);
   }
 };
+
+// What stands in a communicator's order for something that runs beside it.
+struct Turn {
+  std::shared_ptr<WorkState> part = std::make_shared<WorkState>();
+  void end() { part->complete(); }
+};
+
+Turn reserve(PyCommunicator& self) {
+  Turn turn;
+  self.native->join({turn.part}, make_work({}));
+  return turn;
+}
+
+PyWork join(PyCommunicator& self, const std::vector<PyWork*>& works, nb::handle kept, const nb::sequence& copies) {
+  self.native->require_usable();
+  std::vector<std::shared_ptr<WorkState>> parts;
+  for (const PyWork* work : works) parts.push_back(work->state);
+  return {self.native, self.native->join(std::move(parts), make_work(kept, copies))};
+}
 
 void connect(PyCommunicator& self, std::vector<std::int32_t> nodes, const nb::list& processes, std::vector<std::uint64_t> offsets,
              std::vector<std::vector<int>> sockets, std::vector<std::string> names, std::shared_ptr<UcxWorker> ucx,
@@ -160,7 +180,7 @@ nb::dict counters(PyCommunicator& self) {
 
 nb::list links(PyCommunicator& self) {
   Mesh& mesh = self.native->mesh();
-  const bool live = self.native->state() == Communicator::State::live;
+  const bool live = self.native->state() == Communicator::State::live && !self.native->forked();
   const auto of = [](const std::atomic<std::uint64_t>& counter) { return counter.load(std::memory_order_relaxed); };
   nb::list rows;
   for (Rank r = 0; r < mesh.size; ++r) {
@@ -215,17 +235,18 @@ const char* state_name(Communicator::State state) {
 
 void bind_work(nb::module_& m) {
   nb::class_<PyWork>(m, "Work")
-      .def("poll", [](PyWork& self) { return self.state->done(); })
+      .def("poll", [](PyWork& self) { return self.over(); })
       .def("wait", &wait_work, nb::arg("timeout") = 0)
       .def("error", [](PyWork& self) -> nb::object {
-        const auto error = self.state->error();
+        const auto error = self.error();
         return error ? to_python(*error) : nb::none();
       })
       .def_prop_ro("source", [](PyWork& self) { return self.state->done() ? self.state->source : -1; })
       .def_prop_ro("tag", [](PyWork& self) { return self.state->done() ? self.state->tag : 0; })
       .def_prop_ro("nbytes", [](PyWork& self) { return self.state->done() ? self.state->nbytes : 0; });
+  nb::class_<Turn>(m, "Turn").def("end", &Turn::end);
   nb::class_<CompletionSink>(m, "CompletionQueue")
-      .def(nb::new_([] { return std::make_shared<CompletionSink>(); }))
+      .def(nb::new_([] { return make_parents<CompletionSink>(); }))
       .def("watch", [](std::shared_ptr<CompletionSink> self, PyWork& work, std::uint64_t token) { work.state->watch(std::move(self), token); },
            nb::arg("work"), nb::arg("token"))
       .def("next", [](CompletionSink& self, double timeout) -> std::int64_t {
@@ -244,7 +265,7 @@ void bind_comm(nb::module_& m) {
   nb::class_<UcxWorker>(m, "UcxWorker")
       .def(nb::new_([](const std::vector<std::string>& libraries, const std::map<std::string, std::string>& settings) {
         nb::gil_scoped_release released;
-        return std::make_shared<UcxWorker>(libraries, settings);
+        return make_parents<UcxWorker>(libraries, settings);
       }), nb::arg("libraries"), nb::arg("settings"))
       .def_prop_ro("address", [](UcxWorker& self) { return nb::bytes(self.address().data(), self.address().size()); })
       .def_prop_ro("library", [](UcxWorker& self) { return "UCX " + self.api().version() + " (" + self.api().library + ")"; });
@@ -259,12 +280,18 @@ void bind_comm(nb::module_& m) {
         return make_plan(self.native, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor, wire);
       }, nb::arg("lowered"), nb::arg("collective"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"),
          nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0, nb::arg("wire") = 0)
-      .def("isend", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout) {
-        return PyWork{self.native, self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout), true};
-      }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout") = 0)
-      .def("irecv", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank src, std::int64_t tag, double timeout) {
-        return PyWork{self.native, self.native->irecv(reinterpret_cast<void*>(ptr), nbytes, src, tag, timeout), true};
-      }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0)
+      .def("isend", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout, nb::handle kept) {
+        return PyWork{self.native, self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout,
+                                                      make_work(kept)), true};
+      }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout") = 0, nb::arg("keep").none() = nb::none())
+      .def("irecv", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank src, std::int64_t tag, double timeout, nb::handle kept,
+                       const nb::sequence& copies, bool exact) {
+        return PyWork{self.native, self.native->irecv(reinterpret_cast<void*>(ptr), nbytes, src, tag, timeout, make_work(kept, copies), exact),
+                      true};
+      }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0, nb::arg("keep").none() = nb::none(),
+         nb::arg("copies") = nb::make_tuple(), nb::arg("exact") = false)
+      .def("reserve", &reserve)
+      .def("join", &join, nb::arg("works"), nb::arg("keep").none() = nb::none(), nb::arg("copies") = nb::make_tuple())
       .def("abort", [](PyCommunicator& self, const std::string& reason) {
         self.native->abort(ErrorKind::aborted, self.native->rank(), reason);
       }, nb::arg("reason"))

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bind/bind.hpp"
+#include "bind/kept.hpp"
 
 namespace nb = nanobind;
 
@@ -61,9 +62,26 @@ bool run_raising(PyPlan& plan, std::uintptr_t in, std::uintptr_t out, double tim
   return false;
 }
 
-PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
+std::shared_ptr<WorkState> make_work(nb::handle kept, nb::handle copies) {
+  let_go_of_kept();
+  std::vector<StridedCopy> own;
+  if (copies.is_valid() && PySequence_Size(copies.ptr()) > 0)
+    for (const nb::handle copy : copies) own.push_back(nb::cast<const StridedCopy&>(copy));
+  return std::make_shared<WorkState>(std::move(own), keep(kept));
+}
+
+PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout, nb::handle kept, const nb::sequence& copies) {
   require_pointers(*self.plan, in, out);
-  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout)};
+  self.communicator->require_usable();
+  auto work = make_work(kept, copies);
+  while (!self.communicator->has_room(Clock::time_point::min())) {
+    nb::gil_scoped_release released;
+    static_cast<void>(self.communicator->has_room(Clock::now() + kSlice));
+    nb::gil_scoped_acquire again;
+    handle_signals();
+  }
+  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout,
+                                                      std::move(work))};
 }
 
 PyPlan with_slices(PyPlan& self, const std::vector<std::pair<PyPlan*, std::uint64_t>>& slices) {
@@ -75,7 +93,8 @@ PyPlan with_slices(PyPlan& self, const std::vector<std::pair<PyPlan*, std::uint6
 void bind_plan(nb::module_& m) {
   nb::class_<PyPlan>(m, "Plan")
       .def("run", &run_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
-      .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0)
+      .def("start", &start_plan, nb::arg("in_ptr"), nb::arg("out_ptr"), nb::arg("timeout") = 0,
+           nb::arg("keep").none() = nb::none(), nb::arg("copies") = nb::make_tuple())
       .def_prop_ro("nbytes", [](PyPlan& self) { return self.plan->nbytes; })
       .def_prop_ro("windows", [](PyPlan& self) { return self.plan->windows; })
       .def("beside", &with_slices, nb::arg("slices"))

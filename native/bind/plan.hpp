@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "core/communicator.hpp"
 
@@ -22,6 +23,14 @@ struct PyWork {
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<WorkState> state;
   bool message = false;  // point-to-point
+
+  // Whether it is over. In a forked child what was in flight is over: the process that runs it is another one.
+  bool over() const { return state->done() || communicator->forked(); }
+  std::optional<Error> error() const {
+    if (!state->done() && communicator->forked())
+      return Error(ErrorKind::forked, "the operation is the parent process's: a forked child does not get its result");
+    return state->error();
+  }
 };
 
 // Throws nanobind::python_error if a signal's handler raised.
@@ -31,6 +40,9 @@ void handle_signals();
 void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout);
 // The same for callers that are no nanobind functions: false with a Python error set.
 bool run_raising(PyPlan& plan, std::uintptr_t in, std::uintptr_t out, double timeout);
-PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout);
+// `kept`: an object that owns the memory in use. `copies`: StridedCopy objects, made when the operation completes.
+PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout, nanobind::handle kept, const nanobind::sequence& copies);
+// A work that does the same, for what is to be started.
+std::shared_ptr<WorkState> make_work(nanobind::handle kept, nanobind::handle copies = {});
 
 }  // namespace ringleader

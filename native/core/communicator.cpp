@@ -144,11 +144,13 @@ void Communicator::refuse() {
 }
 
 std::string Communicator::abort_reason() const {
+  if (forked()) return "";
   std::lock_guard lock(failure_mutex_);
   return first_ ? first_->what() : "";
 }
 
 std::vector<Rank> Communicator::lost_ranks() {
+  if (forked()) return {};
   hear_control();
   std::vector<Rank> lost;
   for (const Rank r : mesh_.local)
@@ -174,10 +176,7 @@ void Communicator::close_links() {
 // Leaving: peers learn of it, everything in flight here fails, and the memory that peers may still look at is buried: it is
 // released once all of them have left too.
 void Communicator::close(double timeout_seconds) {
-  if (generation_ != fork_generation()) {  // a copy in a forked child: the parent's resources are not ours to touch
-    if (thread_started_) thread_.detach();
-    return;
-  }
+  if (forked()) return;  // a copy in a forked child: the parent's resources are not ours to touch
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
   if (state() == State::live && !closing_.load()) {
     // Small sends were reported complete when they were copied; they must not be lost now.
@@ -197,11 +196,11 @@ void Communicator::close(double timeout_seconds) {
     stop_ = true;
     pending.swap(queue_);
     update_wanted();
-    wake_.notify_all();
-    quiet = wake_.wait_until(lock, until, [this] { return !busy(); });
+    wake_->notify_all();
+    quiet = wake_->wait_until(lock, until, [this] { return !busy(); });
   }
   for (Job& job : pending) job.work->fail(closed);
-  if (thread_started_) thread_.join();
+  if (thread_started_) thread_->join();
   if (p2p_) p2p_->fail_all(closed);
   state_.store(State::closed, std::memory_order_release);
   {

@@ -59,9 +59,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Fills in what the request must agree with (rank, slots, connections).
   std::shared_ptr<const Plan> make_plan(PlanRequest request);
-  std::shared_ptr<WorkState> start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout);
-  std::shared_ptr<WorkState> isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout);
-  std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout);
+  // Each returns `work`, by default a new one.
+  std::shared_ptr<WorkState> start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
+                                   std::shared_ptr<WorkState> work = nullptr);
+  std::shared_ptr<WorkState> isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout,
+                                   std::shared_ptr<WorkState> work = nullptr);
+  std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout,
+                                   std::shared_ptr<WorkState> work = nullptr, bool exact = false);
+  // Works of this communicator as one operation in the order of the others: those called later come after it. It is over when all
+  // of them are, and fails with the first error among them.
+  std::shared_ptr<WorkState> join(std::vector<std::shared_ptr<WorkState>> parts, std::shared_ptr<WorkState> work);
+  // Whether fewer than kMostQueued operations wait for their turn; waits for it until then. What is not waited for by a program is so
+  // bounded, and with it the memory that it keeps.
+  bool has_room(Clock::time_point until);
+  bool forked() const { return generation_ != fork_generation(); }  // a forked child's copy of its parent's communicator
 
   // Waits for a message and moves messages meanwhile; true if `work` is done.
   bool help(WorkState& work, Clock::time_point until);
@@ -93,10 +104,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void refuse();  // throws why require_usable() does, unless the cause is gone by now
 
   struct Job {
-    std::shared_ptr<const Plan> plan;
-    void *in, *out;
-    double timeout;
+    std::shared_ptr<const Plan> plan;  // null: all that is to be done is to wait for `parts`
+    void *in = nullptr, *out = nullptr;
+    double timeout = 0;
     std::shared_ptr<WorkState> work;
+    std::vector<std::shared_ptr<WorkState>> parts = {};
   };
 
   // How far a thread that drives an operation got with its waiting.
@@ -153,6 +165,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void ensure_thread();
   void thread_main();
   void run_job(Job& job);
+  void run_join(Job& job);
   std::vector<std::shared_ptr<WorkState>> start_slices(const Job& job);
   void join_slices(const Plan& plan, const std::vector<std::shared_ptr<WorkState>>& works);
   void give_up_slices(const Plan& plan, const std::vector<std::shared_ptr<WorkState>>& works, const Error& cause);
@@ -189,14 +202,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // queued or the end has come: then no caller may run past them, and whoever is done tells the progress thread. Set and cleared under
   // mutex_.
   static constexpr std::uint32_t kBusy = 1, kWanted = 2;
+  static constexpr std::size_t kMostQueued = 1024;
   std::atomic<std::uint32_t> turn_{0};
   std::mutex mutex_;
-  std::condition_variable wake_;
+  Parents<std::condition_variable> wake_;
   std::deque<Job> queue_;
   bool stop_ = false;
   int helpers_ = 0;  // callers that move messages while they wait for one
   bool thread_started_ = false;
-  std::thread thread_;
+  Parents<std::thread> thread_;
   Execution execution_;
   std::uint64_t next_sequence_ = 1;
 };

@@ -242,6 +242,7 @@ void Communicator::abort(ErrorKind kind, Rank cause, const std::string& reason) 
 }
 
 Communicator::RankStatus Communicator::status_of(Rank rank) {
+  if (forked()) refuse();
   const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(rank)];
   RankStatus status;
   status.name = peer.name;

@@ -32,7 +32,7 @@ void Communicator::release_contended() {
     std::lock_guard lock(mutex_);
     turn_.fetch_and(~kBusy, std::memory_order_release);
   }
-  wake_.notify_all();
+  wake_->notify_all();
 }
 
 void Communicator::update_wanted() {
@@ -138,32 +138,51 @@ void Communicator::enqueue(Job job) {
     queue_.push_back(std::move(job));
     update_wanted();
   }
-  wake_.notify_all();
+  wake_->notify_all();
   ring(mesh_.own->control);  // the thread may sleep in a point-to-point turn
 }
 
 // Under mutex_.
 void Communicator::ensure_thread() {
   if (thread_started_) return;
-  thread_ = std::thread([this] { thread_main(); });
+  *thread_ = std::thread([this] { thread_main(); });
   thread_started_ = true;
 }
 
-std::shared_ptr<WorkState> Communicator::start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout) {
+std::shared_ptr<WorkState> Communicator::start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
+                                               std::shared_ptr<WorkState> work) {
   require_usable();
-  auto work = std::make_shared<WorkState>();
+  if (!work) work = std::make_shared<WorkState>();
   enqueue(Job{std::move(plan), in, out, timeout, work});
   return work;
 }
 
-std::shared_ptr<WorkState> Communicator::isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout) {
+std::shared_ptr<WorkState> Communicator::join(std::vector<std::shared_ptr<WorkState>> parts, std::shared_ptr<WorkState> work) {
   require_usable();
-  return pushed_on(p2p_->isend(data, bytes, dst, tag, deadline_in(timeout, Clock::now())));
+  Job job;
+  job.work = work;
+  job.parts = std::move(parts);
+  enqueue(std::move(job));
+  return work;
 }
 
-std::shared_ptr<WorkState> Communicator::irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout) {
+bool Communicator::has_room(Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  return wake_->wait_until(lock, until, [this] { return queue_.size() < kMostQueued; });
+}
+
+std::shared_ptr<WorkState> Communicator::isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout,
+                                               std::shared_ptr<WorkState> work) {
   require_usable();
-  return pushed_on(p2p_->irecv(data, bytes, src, tag, deadline_in(timeout, Clock::now())));
+  if (!work) work = std::make_shared<WorkState>();
+  return pushed_on(p2p_->isend(data, bytes, dst, tag, deadline_in(timeout, Clock::now()), std::move(work)));
+}
+
+std::shared_ptr<WorkState> Communicator::irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout,
+                                               std::shared_ptr<WorkState> work, bool exact) {
+  require_usable();
+  if (!work) work = std::make_shared<WorkState>();
+  return pushed_on(p2p_->irecv(data, bytes, src, tag, deadline_in(timeout, Clock::now()), std::move(work), exact));
 }
 
 // Tries a new message at once; the progress thread is bothered only with what remains.
@@ -174,7 +193,7 @@ std::shared_ptr<WorkState> Communicator::pushed_on(std::shared_ptr<WorkState> wo
     std::lock_guard lock(mutex_);
     ensure_thread();
   }
-  wake_.notify_all();
+  wake_->notify_all();
   return work;
 }
 
@@ -195,7 +214,7 @@ bool Communicator::help(WorkState& work, Clock::time_point until) {
     std::lock_guard lock(mutex_);
     --helpers_;
   }
-  if (!p2p_->idle()) wake_.notify_all();
+  if (!p2p_->idle()) wake_->notify_all();
   return work.done();
 }
 
@@ -215,7 +234,7 @@ void Communicator::thread_main() {
       lock.lock();
       turn_.fetch_and(~kBusy, std::memory_order_release);
       update_wanted();
-      wake_.notify_all();
+      wake_->notify_all();
       continue;
     }
     if (stop_ && !busy()) return;
@@ -226,11 +245,12 @@ void Communicator::thread_main() {
       continue;
     }
     // Wakes for a new job, the end of a caller's operation, new point-to-point work, or the end.
-    wake_.wait_for(lock, milliseconds(100));
+    wake_->wait_for(lock, milliseconds(100));
   }
 }
 
 void Communicator::run_job(Job& job) {
+  if (!job.plan) return run_join(job);
   Driver driver(*this, job.timeout);
   std::vector<std::shared_ptr<WorkState>> slices;
   try {
@@ -252,6 +272,31 @@ void Communicator::run_job(Job& job) {
     give_up_slices(*job.plan, slices, cause);
     job.work->fail(cause);
   }
+}
+
+// Its parts are messages, or what runs beside this communicator: they need no turn. While this one has it, what was called later waits.
+// All ranks have begun their parts when they called this operation, so waiting for them here cannot close a circle that a legal program
+// does not have.
+void Communicator::run_join(Job& job) {
+  Driver driver(*this);
+  for (const auto& part : job.parts)
+    while (!part->done()) {
+      if (p2p_->idle())
+        part->wait_until(Clock::now() + milliseconds(5));
+      else
+        p2p_turn(driver);
+      if (!closing_.load(std::memory_order_relaxed) && !aborted(mesh_.own->control)) continue;
+      try {
+        check(driver, Clock::now());
+      } catch (const Error& error) {
+        const Error cause = first_cause_of(error);
+        p2p_->fail_all(cause);  // messages are over now; nobody is to wait for anything else
+        return job.work->fail(cause);
+      }
+    }
+  for (const auto& part : job.parts)
+    if (const auto error = part->error()) return job.work->fail(*error);
+  job.work->complete();
 }
 
 void Communicator::p2p_turn(Driver& driver) {
@@ -325,7 +370,10 @@ Call::Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, 
 }
 
 Call::~Call() {
-  if (queued_ && !queued_->done()) communicator_.abort(ErrorKind::aborted, communicator_.rank(), interrupted());
+  if (queued_ && !queued_->done()) {
+    communicator_.abort(ErrorKind::aborted, communicator_.rank(), interrupted());
+    queued_->wait_until(Clock::time_point::max());  // the caller's memory is not touched any more: a matter of moments
+  }
   if (!running_) return;
   communicator_.fail(Error(ErrorKind::aborted, interrupted(), {communicator_.rank()}));
   communicator_.execution_.finish();

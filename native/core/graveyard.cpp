@@ -1,6 +1,7 @@
 #include "core/graveyard.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #include "memory/arena.hpp"
@@ -13,18 +14,24 @@ namespace {
 struct Grave {
   std::vector<Mourner> mourners;
   std::vector<void*> memory;
-  std::uint64_t generation;
 };
 
 struct Yard {
   std::mutex mutex;
   std::vector<Grave> graves;
+  std::uint64_t generation = fork_generation();
 };
 
-// Never destroyed: communicators may be closed while the process's statics are torn down.
+// Never destroyed: communicators may be closed while the process's statics are torn down. A forked child begins with a yard of its own,
+// since the parent's may have been locked when it forked, and its graves are the parent's.
 Yard& yard() {
-  static Yard* const instance = new Yard;
-  return *instance;
+  static std::atomic<Yard*> yards{new Yard};
+  Yard* known = yards.load(std::memory_order_acquire);
+  if (known->generation == fork_generation()) return *known;
+  auto* fresh = new Yard;
+  if (yards.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return *fresh;
+  delete fresh;
+  return *known;
 }
 
 bool free_to_release(Grave& grave) {
@@ -38,7 +45,7 @@ bool free_to_release(Grave& grave) {
 void bury(std::vector<Mourner> mourners, std::vector<void*> memory) {
   {
     std::lock_guard lock(yard().mutex);
-    yard().graves.push_back({std::move(mourners), std::move(memory), fork_generation()});
+    yard().graves.push_back({std::move(mourners), std::move(memory)});
   }
   reap();
 }
@@ -49,7 +56,7 @@ void reap() {
     std::lock_guard lock(yard().mutex);
     auto& graves = yard().graves;
     const auto keep = std::partition(graves.begin(), graves.end(), [](Grave& grave) {
-      return grave.generation != fork_generation() || !free_to_release(grave);
+      return !free_to_release(grave);
     });
     done.assign(std::make_move_iterator(keep), std::make_move_iterator(graves.end()));
     graves.erase(keep, graves.end());

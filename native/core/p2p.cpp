@@ -29,10 +29,9 @@ void PointToPoint::check_rank(Rank rank, const char* what) const {
 }
 
 std::shared_ptr<WorkState> PointToPoint::isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag,
-                                               Clock::time_point deadline) {
+                                               Clock::time_point deadline, std::shared_ptr<WorkState> work) {
   const std::lock_guard lock(mutex_);
   check_rank(dst, "the destination of a send");
-  auto work = std::make_shared<WorkState>();
   work->tag = tag;
   work->nbytes = bytes;
   Peer& peer = *peers_[static_cast<std::size_t>(dst)];
@@ -53,11 +52,10 @@ std::shared_ptr<WorkState> PointToPoint::isend(const void* data, std::size_t byt
 }
 
 std::shared_ptr<WorkState> PointToPoint::irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag,
-                                               Clock::time_point deadline) {
+                                               Clock::time_point deadline, std::shared_ptr<WorkState> work, bool exact) {
   const std::lock_guard lock(mutex_);
   if (src != -1) check_rank(src, "the source of a receive (or -1 for any)");
-  auto work = std::make_shared<WorkState>();
-  auto op = std::make_shared<p2p::RecvOp>(p2p::RecvOp{static_cast<unsigned char*>(data), bytes, src, tag, deadline, work});
+  auto op = std::make_shared<p2p::RecvOp>(p2p::RecvOp{static_cast<unsigned char*>(data), bytes, src, tag, deadline, work, exact});
   if (failure_) {
     work->fail(*failure_);
     return work;

@@ -39,9 +39,12 @@ class PointToPoint final : private p2p::Matcher {
 
   // Throw Error(invalid) for a rank out of range; every other failure is the work's. `deadline` may be time_point::max().
   // Memory belongs to the operation until its work is done.
-  std::shared_ptr<WorkState> isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, Clock::time_point deadline);
-  // src -1 = any. The work's nbytes tells how long the message was; longer than `bytes` is Error(mismatch).
-  std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, Clock::time_point deadline);
+  std::shared_ptr<WorkState> isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, Clock::time_point deadline,
+                                   std::shared_ptr<WorkState> work = std::make_shared<WorkState>());
+  // src -1 = any. The work's nbytes tells how long the message was; longer than `bytes` is Error(mismatch), and so is shorter if it is
+  // to be `exact`.
+  std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, Clock::time_point deadline,
+                                   std::shared_ptr<WorkState> work = std::make_shared<WorkState>(), bool exact = false);
 
   // Moves what can be moved, and fails what is past its deadline. True if anything happened.
   bool progress();

@@ -41,7 +41,13 @@ std::string describe(const Message& message, const std::string& source_name) {
 
 void attach(Message& message, RecvOpPtr op, const std::string& source_name) {
   message.kept = false;
-  if (message.total > op->capacity) {
+  if (op->exact && message.total != op->capacity) {
+    op->work->fail(Error(ErrorKind::mismatch,
+                         "rank " + std::to_string(message.source) + " sent " + std::to_string(message.total) + " bytes (tag " +
+                             std::to_string(message.tag) + ") where this rank receives " + std::to_string(op->capacity) + " bytes",
+                         {message.source}));
+    message.chunks.clear();
+  } else if (message.total > op->capacity) {
     op->work->fail(Error(ErrorKind::mismatch,
                          describe(message, source_name) + " does not fit the receive buffer of " +
                              std::to_string(op->capacity) + " bytes",

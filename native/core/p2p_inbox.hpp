@@ -21,6 +21,7 @@ struct RecvOp {
   std::int64_t tag;
   Clock::time_point deadline;
   std::shared_ptr<WorkState> work;
+  bool exact = false;  // a shorter message is an error too
 };
 using RecvOpPtr = std::shared_ptr<RecvOp>;
 

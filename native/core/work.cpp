@@ -4,19 +4,26 @@
 
 namespace ringleader {
 
-void WorkState::complete() { finish(std::nullopt); }
+void WorkState::complete() {
+  if (done()) return;
+  for (const StridedCopy& copy : copies_) copy.run();
+  finish(std::nullopt);
+}
+
 void WorkState::fail(const Error& error) { finish(error); }
 
 void WorkState::finish(std::optional<Error> error) {
   std::vector<std::pair<std::shared_ptr<CompletionSink>, std::uint64_t>> watchers;
+  Kept kept{nullptr, kept_.get_deleter()};
   {
     std::lock_guard lock(mutex_);
     if (done_.load(std::memory_order_relaxed)) return;
     error_ = std::move(error);
     watchers.swap(watchers_);
+    kept = std::move(kept_);
     done_.store(true, std::memory_order_release);
     // Under the mutex: a waiter that saw done_ == false is inside wait() or has not taken the mutex yet.
-    condition_.notify_all();
+    condition_->notify_all();
   }
   for (auto& [sink, token] : watchers) sink->push(token);
 }
@@ -24,7 +31,7 @@ void WorkState::finish(std::optional<Error> error) {
 bool WorkState::wait_until(Clock::time_point until) {
   if (done()) return true;
   std::unique_lock lock(mutex_);
-  return condition_.wait_until(lock, until, [this] { return done_.load(std::memory_order_relaxed); });
+  return condition_->wait_until(lock, until, [this] { return done_.load(std::memory_order_relaxed); });
 }
 
 void WorkState::rethrow() const {
@@ -51,12 +58,12 @@ void WorkState::watch(std::shared_ptr<CompletionSink> sink, std::uint64_t token)
 void CompletionSink::push(std::uint64_t token) {
   std::lock_guard lock(mutex_);
   tokens_.push_back(token);
-  condition_.notify_one();
+  condition_->notify_one();
 }
 
 std::optional<std::uint64_t> CompletionSink::pop(Clock::time_point until) {
   std::unique_lock lock(mutex_);
-  condition_.wait_until(lock, until, [this] { return closed_ || !tokens_.empty(); });
+  condition_->wait_until(lock, until, [this] { return closed_ || !tokens_.empty(); });
   if (tokens_.empty()) return std::nullopt;
   const std::uint64_t token = tokens_.front();
   tokens_.pop_front();
@@ -66,7 +73,7 @@ std::optional<std::uint64_t> CompletionSink::pop(Clock::time_point until) {
 void CompletionSink::close() {
   std::lock_guard lock(mutex_);
   closed_ = true;
-  condition_.notify_all();
+  condition_->notify_all();
 }
 
 }  // namespace ringleader

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "core/types.hpp"
+#include "memory/fork.hpp"
+#include "memory/strided.hpp"
 
 namespace ringleader {
 
@@ -19,9 +21,18 @@ using Clock = std::chrono::steady_clock;
 
 class CompletionSink;
 
+// Invariant: a result is in the caller's arrays before anybody can see that the work is done, and nothing is written there afterwards.
+// So what has to be copied to them is part of the work, and made by whoever completes it, whether or not somebody still looks at it. A
+// work that fails copies nothing.
 class WorkState : public std::enable_shared_from_this<WorkState> {
  public:
-  // First call wins; later ones are ignored. Thread-safe.
+  // Owners of the memory that is in use, let go of when the work is done. Never destroyed by a thread of ours: see bind/kept.hpp.
+  using Kept = std::unique_ptr<void, void (*)(void*)>;
+
+  WorkState() = default;
+  WorkState(std::vector<StridedCopy> copies, Kept kept) : copies_(std::move(copies)), kept_(std::move(kept)) {}
+
+  // First call wins; later ones are ignored. One thread at a time may complete or fail a work.
   void complete();
   void fail(const Error& error);
 
@@ -41,9 +52,11 @@ class WorkState : public std::enable_shared_from_this<WorkState> {
   void finish(std::optional<Error> error);
   std::atomic<bool> done_{false};
   mutable std::mutex mutex_;
-  std::condition_variable condition_;
+  Parents<std::condition_variable> condition_;
   std::optional<Error> error_;
   std::vector<std::pair<std::shared_ptr<CompletionSink>, std::uint64_t>> watchers_;
+  std::vector<StridedCopy> copies_;
+  Kept kept_{nullptr, [](void*) {}};
 };
 
 // A queue of completed works' tokens.
@@ -55,7 +68,7 @@ class CompletionSink {
 
  private:
   std::mutex mutex_;
-  std::condition_variable condition_;
+  Parents<std::condition_variable> condition_;
   std::deque<std::uint64_t> tokens_;
   bool closed_ = false;
 };

@@ -4,6 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <new>
+#include <utility>
 
 namespace ringleader {
 
@@ -13,6 +16,34 @@ extern std::atomic<std::uint64_t> fork_count;
 
 // Grows by one in every forked child; a relaxed read of one word.
 inline std::uint64_t fork_generation() { return detail::fork_count.load(std::memory_order_relaxed); }
+
+// A member that a forked child must not destroy, because threads that exist in the parent only wait in it or run by it: destroying a
+// condition variable waits for its waiters, and destroying a thread that was not joined ends the process.
+template <class T>
+class Parents {
+ public:
+  Parents() { ::new (static_cast<void*>(bytes_)) T; }
+  Parents(const Parents&) = delete;
+  Parents& operator=(const Parents&) = delete;
+  ~Parents() {
+    if (generation_ == fork_generation()) (*this)->~T();
+  }
+  T* operator->() { return std::launder(reinterpret_cast<T*>(bytes_)); }
+  T& operator*() { return *operator->(); }
+
+ private:
+  alignas(T) unsigned char bytes_[sizeof(T)];
+  std::uint64_t generation_ = fork_generation();
+};
+
+// An object that a forked child must leave as it is, with all that it has: threads of the parent may have been in the middle of it.
+template <class T, class... Arguments>
+std::shared_ptr<T> make_parents(Arguments&&... arguments) {
+  const std::uint64_t generation = fork_generation();
+  return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), [generation](T* object) {
+    if (generation == fork_generation()) delete object;
+  });
+}
 
 // A connected descriptor that a forked child (a data loader's worker, say) keeps open hides this process's death from
 // its peer. Descriptors listed here are closed in the child, in the child only, by the fork handler. An owner in the

@@ -120,6 +120,23 @@ class PeerProcess:
     @property
     def alive(self) -> bool: ...
 
+class StridedCopy:
+    """A copy of contiguous elements at `from_ptr` into an array at `to_ptr` with strides in bytes; call it to make it.
+
+    `order`: which byte of an element goes to each byte, -1 to leave one as it is; `flip`: what each is xor-ed with."""
+
+    def __init__(
+        self,
+        from_ptr: int,
+        to_ptr: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        itemsize: int,
+        order: Sequence[int] = ...,
+        flip: Sequence[int] = ...,
+    ) -> None: ...
+    def __call__(self) -> None: ...
+
 # ---------------------------------------------------------------- communicator (bind/bind_comm.cpp)
 
 class UcxWorker:
@@ -179,9 +196,24 @@ class Communicator:
         dtype `bytes` moves any type; then count is in bytes. AVG divides by size. A barrier is planned with count 1,
         dtype u8, op bor, and run on one byte. `wire`: code of a format (native/wire/wire.hpp) for network messages of
         f32 elements; the schedule must be lowered with `wire`. Raises errors.invalid."""
-    def isend(self, ptr: int, nbytes: int, dst: int, tag: int, timeout: float = 0) -> Work: ...
-    def irecv(self, ptr: int, nbytes: int, src: int, tag: int, timeout: float = 0) -> Work:
-        """src -1 = any source. A longer message than `nbytes` is errors.mismatch."""
+    def isend(self, ptr: int, nbytes: int, dst: int, tag: int, timeout: float = 0, keep: object = None) -> Work: ...
+    def irecv(
+        self,
+        ptr: int,
+        nbytes: int,
+        src: int,
+        tag: int,
+        timeout: float = 0,
+        keep: object = None,
+        copies: Sequence[StridedCopy] = (),
+        exact: bool = False,
+    ) -> Work:
+        """src -1 = any source. A longer message than `nbytes` is errors.mismatch, with `exact` a shorter one too."""
+    def join(self, works: list[Work], keep: object = None, copies: Sequence[StridedCopy] = ()) -> Work:
+        """Messages as one operation in the order of this communicator's: over when all are, and later ones come after
+        it. It fails with the first error among them."""
+    def reserve(self) -> Turn:
+        """An operation in the order of the others that is over when its `end` is called, or this communicator ends."""
     def abort(self, reason: str) -> None:
         """Fail every operation in flight here and on all peers; callable from any thread; first cause wins."""
     def close(self, timeout: float = 2.0) -> None:
@@ -214,8 +246,17 @@ class Plan:
     def run(self, in_ptr: int, out_ptr: int, timeout: float = 0) -> None:
         """Synchronous. In place when equal. Pointers may be 0 where this rank has no such buffer (e.g. reduce's output
         away from the root). timeout 0 = the communicator's."""
-    def start(self, in_ptr: int, out_ptr: int, timeout: float = 0) -> Work:
-        """Asynchronous, on the progress thread; operations of a communicator run in the order they were started."""
+    def start(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        timeout: float = 0,
+        keep: object = None,
+        copies: Sequence[StridedCopy] = (),
+    ) -> Work:
+        """Asynchronous, on the progress thread; operations of a communicator run in the order they were started. `keep`
+        stays alive until it is over; `copies` are made when it completes, before anybody can see that it has. Waits
+        while 1024 operations wait for their turn."""
     def beside(self, slices: list[tuple[Plan, int]]) -> Plan:
         """This plan and others, on other communicators of the same ranks, as one operation. Each other one works from a
         number of bytes behind the pointers on, on its communicator's progress thread."""
@@ -227,6 +268,9 @@ class Plan:
     @property
     def windows(self) -> int:
         """How many windows the operation runs in (1 = no segmentation by the staging slot)."""
+
+class Turn:
+    def end(self) -> None: ...
 
 class Work:
     def poll(self) -> bool: ...

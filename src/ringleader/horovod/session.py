@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ class Lane:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"ringleader-horovod-{comm.name}", daemon=True)
         self._thread.start()
+        self._pid = os.getpid()
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -55,13 +57,26 @@ class Lane:
             del job, future, work  # what it keeps alive must not wait for the next one
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` after everything that was submitted before."""
+        """Run `work` after everything that was submitted before.
+
+        Raises
+        ------
+        ForkError
+            In a forked child of the process that called `init`.
+        """
+        if os.getpid() != self._pid:
+            raise errors.ForkError(
+                "horovod belongs to the parent process; a forked child cannot use it: start the child with "
+                "multiprocessing's 'spawn' method, and call init() there"
+            )
         future: Future[T] = Future()
         self._jobs.put((future, work))
         return future
 
     def close(self) -> None:
-        """Finish what was submitted, then leave the communicator."""
+        """Finish what was submitted, then leave the communicator. In a forked child both are the parent's."""
+        if os.getpid() != self._pid:
+            return
         self._jobs.put(None)
         self._thread.join()
         self.comm.close()

@@ -2,7 +2,8 @@
 
 Everything the engine is given is contiguous, in native byte order and (for a target) writable. What is not becomes so
 through a contiguous temporary: `Buffer.load` fills it, `Buffer.store` copies the result back into exactly the viewed
-elements. torch is never imported here: a tensor can only come from a caller who has imported it.
+elements. `store` is native: of an asynchronous operation it is made by the thread that completes it, before anybody can
+see that it is complete. torch is never imported here: a tensor can only come from a caller who has imported it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +32,7 @@ __all__ = [
     "numpy_address",
     "source",
     "target",
+    "tensor_copy",
     "torch_tensor_type",
     "user_shape",
 ]
@@ -70,7 +73,7 @@ class Buffer:
         self.itemsize = 1 if opaque else itemsize
         self.keep: tuple[Any, ...] = (obj,)
         self.load: Callable[[], object] | None = None
-        self.store: Callable[[], object] | None = None
+        self.store: _core.StridedCopy | None = None
 
     @property
     def nbytes(self) -> int:
@@ -153,11 +156,39 @@ def _numpy_buffer(x: Any, what: str, write: bool) -> Buffer:
         memory = np.empty(array.shape, array.dtype.newbyteorder("="))
     ptr = numpy_address(memory) if memory.size else 0
     buffer = Buffer(x, ptr, array.shape, code, str(array.dtype), memory.dtype.itemsize)
+    if array is not x:
+        buffer.keep = (x, array)
     if memory is not array:
-        buffer.keep = (x, memory)
+        buffer.keep = (x, array, memory)
         buffer.load = lambda: np.copyto(memory, array)
-        buffer.store = lambda: np.copyto(array, memory)
+        if write:
+            to = int(array.__array_interface__["data"][0])
+            buffer.store = _core.StridedCopy(
+                ptr, to, array.shape, array.strides, array.dtype.itemsize, _byte_order(array.dtype)
+            )
     return buffer
+
+
+@lru_cache(maxsize=256)
+def _byte_order(dtype: np.dtype[Any]) -> list[int]:
+    """Which byte in native order is each byte of an element, -1 for what lies between fields; [] if all are in order.
+
+    NumPy's own copies tell: of elements whose bytes are numbered.
+    """
+    if dtype.isnative and dtype.fields is None:
+        return []
+    native, size = dtype.newbyteorder("="), dtype.itemsize
+    numbers = np.arange(size)
+
+    def copied(digit: NDArray[np.int_], beneath: int) -> NDArray[np.int_]:
+        element = np.full(size, beneath, np.uint8)
+        np.copyto(element.view(dtype), (digit % 256).astype(np.uint8).view(native))
+        return element.astype(np.int_)
+
+    order = copied(numbers, 0) + 256 * copied(numbers // 256, 0)
+    untouched = copied(numbers, 0) != copied(numbers, 255)
+    order = np.where(untouched, -1, order)
+    return [] if np.array_equal(order, numbers) else order.tolist()
 
 
 def _torch_buffer(x: Any, what: str, write: bool) -> Buffer:
@@ -172,13 +203,34 @@ def _torch_buffer(x: Any, what: str, write: bool) -> Buffer:
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         if write:
             _refuse_repeated(tensor.shape, tensor.stride(), what)
+            if tensor.is_neg() and not (tensor.is_floating_point() or tensor.is_complex()):
+                raise errors.UnsupportedType(
+                    f"{what} is a negative view of type {x.dtype}; pass x.resolve_neg(), or a view without negation"
+                )
         memory = torch.empty(tensor.shape, dtype=tensor.dtype)
     buffer = Buffer(x, memory.data_ptr(), tuple(tensor.shape), code, name, memory.element_size())
     if memory is not tensor:
-        buffer.keep = (x, memory)
+        buffer.keep = (x, tensor, memory)
         buffer.load = lambda: memory.copy_(tensor)
-        buffer.store = lambda: tensor.copy_(memory)
+        if write:
+            buffer.store = tensor_copy(buffer.ptr, tensor)
     return buffer
+
+
+def tensor_copy(ptr: int, tensor: Any) -> _core.StridedCopy:
+    """A copy of contiguous elements at `ptr` into a torch tensor of their type. Whoever has it keeps the two alive."""
+    size = tensor.element_size()
+    flip = np.zeros(size, np.uint8)
+    if tensor.is_neg():
+        flip[size - 1] ^= 0x80
+        if tensor.is_complex():
+            flip[size // 2 - 1] ^= 0x80
+    if tensor.is_conj():
+        flip[size - 1] ^= 0x80
+    strides = [stride * size for stride in tensor.stride()]
+    return _core.StridedCopy(
+        ptr, tensor.data_ptr(), list(tensor.shape), strides, size, [], flip.tolist() if flip.any() else []
+    )
 
 
 def source(x: Any, what: str = "the input") -> Buffer:

@@ -50,7 +50,7 @@ class Call:
         self.result = result
         self.keep: tuple[Any, ...] = ()
         self.loads: tuple[Callable[[], object], ...] = ()
-        self.stores: tuple[Callable[[], object], ...] = ()
+        self.stores: tuple[_core.StridedCopy, ...] = ()
 
     def read(self, buffer: Buffer | None) -> Call:
         """Take the input from `buffer`."""
@@ -80,10 +80,10 @@ class Call:
         return self.result
 
     def start(self, timeout: float) -> _core.Work:
-        """Start; the caller must keep `keep` alive and run `stores` after completion."""
+        """Start: the inputs are read, where they need copies; `stores` are made when the operation completes."""
         for load in self.loads:
             load()
-        return self.plan.start(self.in_ptr, self.out_ptr, timeout)
+        return self.plan.start(self.in_ptr, self.out_ptr, timeout, self.keep, self.stores)
 
 
 def check_root(group: Group, root: int) -> int:

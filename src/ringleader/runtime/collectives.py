@@ -99,7 +99,7 @@ class Collectives(Runner):
                     self._last_choice = known.choice
                     limit = 0.0 if timeout is None else seconds(timeout)
                     if async_op:
-                        return Work(known.plan.start(ptr, ptr, limit), self._live, x, (x,))
+                        return Work(known.plan.start(ptr, ptr, limit, x), x)
                     if type(x) is ndarray:
                         # The native lane has forgotten the call, or cannot take it.
                         self._teach(("all_reduce", op, 0, algorithm, wire), x, None, known)

@@ -30,7 +30,6 @@ from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
 from ringleader.runtime.watched import Watched
 from ringleader.runtime.wire import Wire, parse_wire
-from ringleader.runtime.work import LiveWorks
 from ringleader.runtime.workers import Workers
 
 __all__ = ["CLOSE_LIMIT", "Communicator"]
@@ -82,7 +81,6 @@ class Communicator(PersistentCollectives, Messages, Watched):
             group.core, self.nodes, group.guide.config, group.guide.rules, group.guide.model, self._workers
         )
         self._told = group.guide.told
-        self._live = LiveWorks()
         self._known = OrderedDict()
         self._barriers = {}
         self._last_choice = None

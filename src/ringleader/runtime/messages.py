@@ -7,7 +7,7 @@ from typing import Any, Final
 from ringleader import _core, errors
 from ringleader.runtime import arrays
 from ringleader.runtime.runner import seconds
-from ringleader.runtime.work import LiveWorks, Work
+from ringleader.runtime.work import Work
 
 __all__ = ["ANY_SOURCE", "Messages"]
 
@@ -22,7 +22,6 @@ class Messages:
     """
 
     _core: _core.Communicator
-    _live: LiveWorks
     rank: int
     size: int
 
@@ -57,8 +56,8 @@ class Messages:
         buffer = arrays.source(x)
         if buffer.load is not None:
             buffer.load()
-        work = self._core.isend(buffer.ptr, buffer.nbytes, dest, _check_tag(tag), seconds(timeout))
-        return Work(work, self._live, x, buffer.keep)
+        work = self._core.isend(buffer.ptr, buffer.nbytes, dest, _check_tag(tag), seconds(timeout), buffer.keep)
+        return Work(work, x)
 
     def irecv(self, x: Any, source: int = ANY_SOURCE, tag: int = 0, *, timeout: float | None = None) -> Work:
         """Start receiving into `x` from rank `source`.
@@ -76,8 +75,10 @@ class Messages:
         stores = () if buffer.store is None else (buffer.store,)
         if buffer.load is not None:
             buffer.load()  # a shorter message leaves the rest as it was
-        work = self._core.irecv(buffer.ptr, buffer.nbytes, source, _check_tag(tag), seconds(timeout))
-        return Work(work, self._live, x, buffer.keep, stores)
+        work = self._core.irecv(
+            buffer.ptr, buffer.nbytes, source, _check_tag(tag), seconds(timeout), buffer.keep, stores
+        )
+        return Work(work, x)
 
     def send(self, x: Any, dest: int, tag: int = 0, *, timeout: float | None = None) -> None:
         """Send `x` to rank `dest`; returns when `x` may be changed again.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from ringleader import _core
+from ringleader import _core, errors
 from ringleader.runtime import calls
 from ringleader.runtime.calls import Call
 from ringleader.runtime.collectives import Collectives
@@ -12,7 +13,7 @@ from ringleader.runtime.dtypes import ReduceOp
 from ringleader.runtime.plans import Choice
 from ringleader.runtime.runner import seconds
 from ringleader.runtime.wire import Wire, parse_wire
-from ringleader.runtime.work import LiveWorks, Work
+from ringleader.runtime.work import Work
 
 __all__ = ["PersistentCollectives", "PersistentOperation"]
 
@@ -33,23 +34,35 @@ class PersistentOperation(_core.Operation):
     array([3., 3.])
     """
 
-    __slots__ = ("_call", "_live", "_timeout")
+    __slots__ = ("_call", "_last", "_timeout")
 
-    def __init__(self, call: Call, live: LiveWorks, timeout: float) -> None:
+    def __init__(self, call: Call, timeout: float) -> None:
         self._call = call
-        self._live = live
         self._timeout = timeout
+        self._last: _core.Work | None = None
         if not call.loads and not call.stores:
             self._bind(call.plan, call.in_ptr, call.out_ptr, call.result, timeout)
 
     def _run(self) -> Any:
         """What calling does where elements must be copied before or after."""
+        self._settle()
         return self._call.run(self._timeout)
+
+    def _settle(self) -> None:
+        """Wait for an earlier run that may still use the temporaries; who waits for its work gets to know its error."""
+        if self._last is not None:
+            with suppress(errors.RingleaderError):
+                self._last.wait()
+            self._last = None
 
     def start(self) -> Work:
         """Start asynchronously; the arrays must be left alone until the `Work` is complete."""
         call = self._call
-        return Work(call.start(self._timeout), self._live, call.result, call.keep, call.stores)
+        self._settle()
+        work = call.start(self._timeout)
+        if call.loads or call.stores:
+            self._last = work
+        return Work(work, call.result)
 
     @property
     def result(self) -> Any:
@@ -66,7 +79,7 @@ class PersistentCollectives(Collectives):
     """For every collective ``name``, ``name_init`` with the same arguments makes a `PersistentOperation`."""
 
     def _persistent(self, call: Call, timeout: float | None) -> PersistentOperation:
-        return PersistentOperation(call, self._live, seconds(timeout))
+        return PersistentOperation(call, seconds(timeout))
 
     def all_reduce_init(
         self,

@@ -20,7 +20,7 @@ from ringleader.runtime import arrays
 from ringleader.runtime.arrays import numpy_address
 from ringleader.runtime.calls import Call
 from ringleader.runtime.plans import PLAN_CACHE_SIZE, Choice, Planner
-from ringleader.runtime.work import LiveWorks, Work
+from ringleader.runtime.work import Work
 
 __all__ = ["MISS", "Runner", "seconds", "simple_address"]
 
@@ -95,7 +95,6 @@ class Runner(_core.Lane):
     }
 
     _planner: Planner
-    _live: LiveWorks
     _known: OrderedDict[tuple[Any, ...], _Known]
     _barriers: dict[str | None, Call]
     rank: int
@@ -119,7 +118,7 @@ class Runner(_core.Lane):
             self._remember(*known_by, call)
         if not async_op:
             return call.run(limit)
-        return Work(call.start(limit), self._live, call.result, call.keep, call.stores)
+        return Work(call.start(limit), call.result)
 
     def _repeat(self, head: Head, x: Any, out: Any, async_op: bool, timeout: float | None) -> Any:
         """The short way: a call like an earlier one, on contiguous memory. Returns `MISS` if this is none.
@@ -142,7 +141,7 @@ class Runner(_core.Lane):
         if not known.writes:
             to = 0
         if async_op:
-            return Work(known.plan.start(ptr, to, seconds(timeout)), self._live, result, (x, out))
+            return Work(known.plan.start(ptr, to, seconds(timeout), (x, out)), result)
         if type(x) is ndarray:
             self._teach(head, x, out, known)  # the native lane has forgotten the call, or cannot take it
         known.plan.run(ptr, to, seconds(timeout))
@@ -153,7 +152,8 @@ class Runner(_core.Lane):
         if type(x) is arrays.torch_tensor_type():
             _TENSOR_TYPES.add(type(x))
         known = _Known(call.plan, call.choice, call.result is not None, call.distance)
-        self._teach(head, x, out, known, call.in_ptr, call.keep)
+        # Only a call without arrays (a barrier) is run on this one's memory; a user's is not kept for later calls.
+        self._teach(head, x, out, known, call.in_ptr, call.keep if x is None and out is None else None)
         if x is None or simple_address(x) == -1 or (out is not None and simple_address(out) == -1):
             return
         while len(self._known) >= PLAN_CACHE_SIZE:

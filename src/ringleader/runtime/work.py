@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ringleader import _core, errors
 
-__all__ = ["InFlight", "LiveWorks", "Work"]
+__all__ = ["InFlight", "Work"]
 
 
 class InFlight(Protocol):
@@ -30,8 +29,11 @@ class InFlight(Protocol):
 class Work:
     """An operation that was started with ``async_op=True``, `isend`, `irecv` or ``start()``.
 
-    The arrays involved are kept alive until the operation is complete, also if the `Work` is dropped. The result is
-    defined once `wait` or `result` has returned (or `is_completed` has returned True).
+    The result is in its array when the operation completes, whether or not anybody looks at the `Work`, and nothing is
+    written there afterwards. Operations of one communicator complete in the order of the calls (messages by
+    themselves), so after a later one, a barrier say, the results of all earlier ones are there. The arrays involved are
+    kept alive until then, also if the `Work` is dropped. At most 1024 operations wait for their turn: the next call
+    then waits too.
 
     Examples
     --------
@@ -42,30 +44,11 @@ class Work:
     array([0, 1, 2])
     """
 
-    __slots__ = ("_core", "_keep", "_live", "_result", "_stores")
+    __slots__ = ("_core", "_result")
 
-    def __init__(
-        self,
-        work: _core.Work | InFlight,
-        live: LiveWorks,
-        result: Any,
-        keep: tuple[Any, ...],
-        stores: Sequence[Callable[[], object]] = (),
-    ) -> None:
+    def __init__(self, work: _core.Work | InFlight, result: Any) -> None:
         self._core = work
-        self._live = live
         self._result = result
-        self._keep = keep
-        self._stores = stores
-        live.add(self)
-
-    def _finish(self, success: bool = True) -> None:
-        """Copy back from temporaries, once, and let go of the arrays."""
-        stores, self._stores, self._keep = self._stores, (), ()
-        self._live.discard(self)
-        if success:
-            for store in stores:
-                store()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for completion and return the result array.
@@ -90,7 +73,6 @@ class Work:
             raise errors.CollectiveTimeout(
                 f"the operation is not complete after {timeout} s; it is still running, wait again"
             )
-        self._finish()
         return self._result
 
     def result(self) -> Any:
@@ -99,10 +81,7 @@ class Work:
 
     def is_completed(self) -> bool:
         """Whether the operation is over, in success or failure. Never waits."""
-        if not self._core.poll():
-            return False
-        self._finish(success=self._core.error() is None)
-        return True
+        return self._core.poll()
 
     def exception(self) -> BaseException | None:
         """The error of a failed operation; None while it runs or if it succeeded. Never waits."""
@@ -122,39 +101,3 @@ class Work:
     def nbytes(self) -> int:
         """Bytes that a completed receive delivered."""
         return self._core.nbytes
-
-
-class LiveWorks:
-    """Keeps works (and so their arrays) alive until they are complete.
-
-    A work leaves when it is waited for; each addition also lets completed ones go from the front, and sweeps all of
-    them when their number has doubled since the last sweep. So what is held is in proportion to what is really in
-    flight.
-    """
-
-    __slots__ = ("_limit", "_works")
-
-    def __init__(self) -> None:
-        self._works: dict[int, Work] = {}  # insertion order; single operations on it are atomic
-        self._limit = 64
-
-    def add(self, work: Work) -> Work:
-        """Hold `work` until it is complete."""
-        try:
-            while self._works and next(iter(self._works.values())).is_completed():
-                pass  # completion removed it
-        except (RuntimeError, StopIteration):  # another thread changed the dictionary: the next call prunes
-            pass
-        if len(self._works) >= self._limit:
-            for live in list(self._works.values()):
-                live.is_completed()
-            self._limit = 64 + 2 * len(self._works)
-        self._works[id(work)] = work
-        return work
-
-    def discard(self, work: Work) -> None:
-        """Let `work` go."""
-        self._works.pop(id(work), None)
-
-    def __len__(self) -> int:
-        return len(self._works)

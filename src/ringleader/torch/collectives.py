@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,12 @@ from ringleader.runtime.dtypes import ReduceOp, premul_sum
 from ringleader.torch.exchange import Exchanges, operation
 from ringleader.torch.registered import address_of
 from ringleader.torch.sparse import sparse_all_reduce
-from ringleader.torch.tensors import as_block, direct, equal_sizes, pack, single, unpack_into
-from ringleader.torch.work import CompositeWork, RingleaderWork, Store, seconds_of
+from ringleader.torch.tensors import as_block, copies_into, direct, equal_sizes, pack, single
+from ringleader.torch.work import CompositeWork, RingleaderWork, seconds_of
 
 __all__ = ["Collectives"]
+
+Copies: TypeAlias = tuple[_core.StridedCopy, ...]
 
 _OPS: dict[int, ReduceOp] = {
     hash(dist.ReduceOp(getattr(dist.ReduceOp, theirs))): getattr(ReduceOp, ours)
@@ -77,16 +79,20 @@ class Collectives(Exchanges):
             # torch waits at once, so this thread does the work itself.
             plan.run(in_ptr, out_ptr, limit)
             return RingleaderWork(None, outputs)
-        native = plan.start(in_ptr, out_ptr, limit)
-        return self._hold(RingleaderWork(native, outputs, (), keep))
+        native = plan.start(in_ptr, out_ptr, limit, keep)
+        return self._hold(RingleaderWork(native, outputs))
 
-    def _run_call(self, call: Call, opts: Any, outputs: list[Tensor], stores: Sequence[Store] = ()) -> Any:
-        """Run or start a prepared call; `stores` are copies after its own."""
-        all_stores = (*call.stores, *stores)
-        if not call.loads and not all_stores:
+    def _run_call(self, call: Call, opts: Any, outputs: list[Tensor], copies: Copies = ()) -> Any:
+        """Run or start a prepared call; `copies` are made after its own, to `outputs`."""
+        if not call.loads and not call.stores and not copies:
             return self._run(call.plan, call.in_ptr, call.out_ptr, opts, outputs, call.keep)
+        call.stores += copies
+        call.keep += tuple(outputs)
         limit = 0.0 if opts is None else seconds_of(opts.timeout)
-        return self._hold(RingleaderWork(call.start(limit), outputs, all_stores, call.keep))
+        if opts is not None and getattr(opts, "asyncOp", True) is False:
+            call.run(limit)
+            return RingleaderWork(None, outputs)
+        return self._hold(RingleaderWork(call.start(limit), outputs))
 
     def _all(self, works: list[RingleaderWork], outputs: list[Tensor]) -> Any:
         return works[0] if len(works) == 1 else self._hold(CompositeWork(works, outputs))
@@ -246,9 +252,9 @@ class Collectives(Exchanges):
         self._check_length(outputs, "all_gather's output list")
         if not equal_sizes(outputs):
             return self._exchange([x] * len(outputs), outputs, opts, outputs)
-        block, stores = self._row_target(outputs)
+        block, copies = self._row_target(outputs)
         call = calls.all_gather(self._channel().comm, x, block, None)
-        return self._run_call(call, opts, outputs, stores)
+        return self._run_call(call, opts, outputs, copies)
 
     @operation("all_gather", 1)
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
@@ -270,8 +276,8 @@ class Collectives(Exchanges):
             raise errors.InvalidArgument(
                 f"gather's output list has tensors of different sizes: {[tuple(t.shape) for t in targets]}"
             )
-        block, stores = self._row_target(targets)
-        return self._run_call(calls.gather(comm, x, root, block, None), opts, targets, stores)
+        block, copies = self._row_target(targets)
+        return self._run_call(calls.gather(comm, x, root, block, None), opts, targets, copies)
 
     @operation("scatter", 1)
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
@@ -342,13 +348,13 @@ class Collectives(Exchanges):
             channel.barrier = calls.barrier(channel.comm, None)
         return self._run_call(channel.barrier, opts, [])
 
-    def _row_target(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Store, ...]]:
+    def _row_target(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Copies]:
         """One block for the tensors of a list, and how to copy it into them if it is not their own memory."""
         block = as_block(tensors)
         if block is not None:
             return block, ()
         block = torch.empty((len(tensors), tensors[0].numel()), dtype=tensors[0].dtype)
-        return block, (unpack_into(tensors, block),)
+        return block, copies_into(tensors, block)
 
     # Names by which older and newer torch, and its C++ side, call the same.
     _allgather_base = all_gather_single

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ringleader import errors
+from ringleader import _core, errors
 from ringleader.runtime import arrays
+from ringleader.runtime.arrays import Buffer
 from ringleader.torch.profiling import Recording, profiling
 from ringleader.torch.register import NAME
 from ringleader.torch.tensors import direct, single
-from ringleader.torch.work import CompositeWork, RingleaderWork, Store, seconds_of
+from ringleader.torch.work import RingleaderWork, seconds_of
 
 if TYPE_CHECKING:
     from ringleader.torch.channel import Channel
@@ -97,6 +98,17 @@ def operation(event: str, inputs: int = 0) -> Callable[[_Method], _Method]:
     return decorate
 
 
+class _Receive(RingleaderWork):
+    """Of a message that must have the tensor's size."""
+
+    def _settle(self, error: BaseException | None) -> None:
+        if isinstance(error, errors.MismatchError):
+            x = self.outputs[0]
+            text = f"{error}: a tensor of shape {tuple(x.shape)} and type {x.dtype}"
+            error = errors.MismatchError(text, error.ranks)
+        super()._settle(error)
+
+
 class Exchanges:
     """Mixin with send and receive, and with exchanges of blocks of any sizes."""
 
@@ -137,61 +149,43 @@ class Exchanges:
     recvAnysource = recv_anysource  # noqa: N815 - older torch
 
     def _isend(self, channel: Channel, x: Tensor, dst: int, tag: int, limit: float) -> RingleaderWork:
-        comm = channel.comm
+        core = channel.comm._core
         if direct(x):
-            native = comm._core.isend(x.data_ptr(), x.nbytes, dst, tag, limit)
-            return RingleaderWork(native, [x], (), x)
-        buffer = arrays.source(x, "the tensor to send")
-        if buffer.load is not None:
-            buffer.load()
-        native = comm._core.isend(buffer.ptr, buffer.nbytes, dst, tag, limit)
-        return RingleaderWork(native, [x], (), buffer.keep)
+            return RingleaderWork(core.isend(x.data_ptr(), x.nbytes, dst, tag, limit, x), [x])
+        return RingleaderWork(_send_from(core, _loaded(x), dst, tag, limit), [x])
 
     def _irecv(self, channel: Channel, x: Tensor, src: int, tag: int, limit: float) -> RingleaderWork:
-        comm = channel.comm
         buffer = arrays.target(x, "the tensor to receive into")
-        native = comm._core.irecv(buffer.ptr, buffer.nbytes, src, tag, limit)
-        expected, stores = buffer.nbytes, () if buffer.store is None else (buffer.store,)
-
-        def check() -> None:
-            if native.nbytes != expected:
-                raise errors.MismatchError(
-                    f"rank {native.source} sent {native.nbytes} bytes (tag {native.tag}) where this rank receives a "
-                    f"tensor of shape {tuple(x.shape)} and type {x.dtype}, {expected} bytes",
-                    (native.source,),
-                )
-
-        return RingleaderWork(native, [x], (check, *stores), buffer.keep)
+        return _Receive(_receive_into(channel.comm._core, buffer, src, tag, limit), [x])
 
     # ---------------------------------------------------------------------------------------------- exchanges
 
     def _exchange(self, sources: Sequence[Tensor], targets: Sequence[Tensor], opts: Any, outputs: list[Tensor]) -> Any:
         """Send tensor d of `sources` to rank d and receive tensor s of `targets` from rank s, all at once."""
         channel = self._channel()
-        rank, size = channel.comm.rank, channel.comm.size
+        core, rank, size = channel.comm._core, channel.comm.rank, channel.comm.size
         limit = 0.0 if opts is None else seconds_of(opts.timeout)
-        tag = _FIRST_TAG + channel.exchanges % _TAGS
-        channel.exchanges += 1
         own, target = sources[rank].detach(), targets[rank].detach()
         if own.numel() != target.numel() or own.dtype is not target.dtype:
             raise errors.InvalidArgument(
                 f"rank {rank}'s block for itself has shape {tuple(own.shape)} and type {own.dtype} in the input, but "
                 f"{tuple(target.shape)} and {target.dtype} in the output"
             )
-        children: list[RingleaderWork] = []
+        # Everything is checked and read before the first message: none may be under way when this raises.
+        into = [arrays.target(x, f"the block from rank {source}") for source, x in enumerate(targets)]
+        out = [_loaded(x) for x in sources]
+        copies: tuple[_core.StridedCopy, ...] = ()
+        if own.numel() and own.data_ptr() != target.data_ptr():
+            row = torch.empty(own.shape, dtype=own.dtype).copy_(own)  # what is received may lie where it was
+            out[rank].keep += (row, target)
+            copies = (arrays.tensor_copy(row.data_ptr(), target),)
+        tag = _FIRST_TAG + channel.exchanges % _TAGS
+        channel.exchanges += 1
         # Everybody begins with the next rank, so that not all send to rank 0 first.
-        for step in range(1, size):
-            peer = (rank - step) % size
-            children.append(self._hold(self._irecv(channel, targets[peer], peer, tag, limit)))
-        for step in range(1, size):
-            peer = (rank + step) % size
-            children.append(self._hold(self._isend(channel, sources[peer], peer, tag, limit)))
-        copied = own.clone() if own.numel() and own.data_ptr() != target.data_ptr() else None
-        stores: tuple[Store, ...] = ()
-        if copied is not None:
-            row = copied
-            stores = (lambda: target.copy_(row.view(target.shape)),)
-        return self._hold(CompositeWork(children, outputs, stores))
+        steps = range(1, size)
+        works = [_receive_into(core, into[(rank - i) % size], (rank - i) % size, tag, limit) for i in steps]
+        works += [_send_from(core, out[(rank + i) % size], (rank + i) % size, tag, limit) for i in steps]
+        return self._hold(RingleaderWork(core.join(works, out[rank].keep, copies), outputs))
 
     def _check_length(self, tensors: Sequence[Tensor], what: str) -> None:
         size = self._channel().comm.size
@@ -215,3 +209,21 @@ class Exchanges:
                 f"the rows of the {what}"
             )
         return list(torch.split(x.detach(), list(sizes)))
+
+
+def _loaded(x: Tensor) -> Buffer:
+    """Memory from which a tensor can be sent."""
+    buffer = arrays.source(x, "the tensor to send")
+    if buffer.load is not None:
+        buffer.load()
+    return buffer
+
+
+def _send_from(core: _core.Communicator, buffer: Buffer, dst: int, tag: int, limit: float) -> _core.Work:
+    return core.isend(buffer.ptr, buffer.nbytes, dst, tag, limit, buffer.keep)
+
+
+def _receive_into(core: _core.Communicator, buffer: Buffer, src: int, tag: int, limit: float) -> _core.Work:
+    """Start to receive exactly what fits."""
+    copies = () if buffer.store is None else (buffer.store,)
+    return core.irecv(buffer.ptr, buffer.nbytes, src, tag, limit, buffer.keep, copies, True)

@@ -123,12 +123,13 @@ class _Completer:
     """The thread that completes futures in the order in which their works complete."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
         atexit.register(self.close)
 
     def _reset(self) -> None:
+        """Also in a forked child, where another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
         self._queue = _core.CompletionQueue()
         self._pending: dict[int, list[Any]] = {}
         self._tokens = itertools.count(1)
@@ -246,6 +247,7 @@ class CallbackThread:
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()  # the group's finalizer closes it, in the middle of anything
         self._closed = False
+        self._pid = os.getpid()
 
     def chain(self, future: Any, callback: Callable[[Any], Any]) -> WorkFuture:
         """Call `callback` with `future` once that is completed, after all that was chained before."""
@@ -280,6 +282,8 @@ class CallbackThread:
 
     def close(self) -> None:
         """End the thread after what was chained so far. Does not wait."""
+        if os.getpid() != self._pid:  # a forked child has no such thread, and perhaps a lock that nobody will release
+            return
         with self._lock:
             self._closed = True
             self._queue.put(None)

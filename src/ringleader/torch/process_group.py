@@ -136,7 +136,7 @@ class Group(Collectives):
         return work
 
     def _failed(self, error: errors.RingleaderError) -> RingleaderWork:
-        return self._hold(RingleaderWork(None, [], error=torch_error(error)))
+        return self._hold(RingleaderWork(None, [], torch_error(error)))
 
     # --------------------------------------------------------------------------------------- who this is
 

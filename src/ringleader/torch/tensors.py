@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 
-from ringleader import errors
+from ringleader import _core, errors
+from ringleader.runtime import arrays
 
-__all__ = ["as_block", "direct", "equal_sizes", "pack", "single", "unpack_into"]
+__all__ = ["as_block", "copies_into", "direct", "equal_sizes", "pack", "single"]
 
 T = TypeVar("T")
 
@@ -67,12 +68,18 @@ def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return block
 
 
-def unpack_into(tensors: Sequence[torch.Tensor], block: torch.Tensor) -> Callable[[], object]:
-    """A function that copies the rows of `block` into the tensors."""
-    targets = [x.detach() for x in tensors]
+def copies_into(tensors: Sequence[torch.Tensor], block: torch.Tensor) -> tuple[_core.StridedCopy, ...]:
+    """The copies of the rows of a contiguous `block` into the tensors; whoever has them keeps both alive.
 
-    def store() -> None:
-        for target, row in zip(targets, block, strict=True):
-            target.copy_(row.view(target.shape))
-
-    return store
+    Raises
+    ------
+    InvalidArgument
+        A tensor of another type, or one that cannot be written to.
+    """
+    for i, x in enumerate(tensors):
+        if x.dtype is not block.dtype:
+            raise errors.InvalidArgument(
+                f"tensor {i} of the output list is of type {x.dtype}, the first of {block.dtype}"
+            )
+        arrays.target(x, f"tensor {i} of the output list")
+    return tuple(arrays.tensor_copy(row.data_ptr(), x.detach()) for x, row in zip(tensors, block, strict=True))

@@ -1,7 +1,8 @@
 """Operations in flight, as torch sees them: works and the futures made of them.
 
-A work is complete for torch only when the copies back into the user's tensors are made, whoever notices the completion
-first: a thread that waits, one that polls, or the thread that completes futures (`futures.py`).
+Copies back into the user's tensors are part of the native work: they are made before anybody can see that it is complete.
+Only copies to devices are made in Python, by whoever notices the completion first: a thread that waits, one that polls, or
+the thread that completes futures (`futures.py`).
 """
 
 from __future__ import annotations
@@ -52,10 +53,6 @@ class RingleaderWork(dist.Work):
         The operation in flight, or None if it is over.
     outputs
         The tensors that hold the result, the value of the future.
-    stores
-        Copies to make after the completion.
-    keep
-        What must stay alive until the completion.
     error
         Why it failed, for an operation that is over.
     """
@@ -74,22 +71,21 @@ class RingleaderWork(dist.Work):
         self,
         native: _core.Work | None,
         outputs: list[torch.Tensor],
-        stores: Sequence[Store] = (),
-        keep: object = None,
         error: BaseException | None = None,
     ) -> None:
         super().__init__()
         self._native = native
         self.outputs = outputs
-        self._keep = keep
         self._done = native is None
-        if stores:
-            self._stores = stores
-            self._lock = threading.Lock()
-            # Copies are made in the caller's mode, whichever thread makes them: only so they may write to its tensors.
-            self._inference = torch.is_inference_mode_enabled()
         if error is not None:
             self._error = error
+
+    def _finally(self, store: Store) -> None:
+        """Let `store` be called after the completion, before this work is complete."""
+        self._stores = (store,)
+        self._lock = threading.Lock()
+        # In the caller's mode, whichever thread does it: only so it may write to its tensors.
+        self._inference = torch.is_inference_mode_enabled()
 
     # ------------------------------------------------------------------------------------------- native side
 
@@ -105,7 +101,7 @@ class RingleaderWork(dist.Work):
         return self._native is None or self._native.poll()
 
     def _finish(self, error: BaseException | None) -> None:
-        """Make the copies back, once, then call it complete and let go of the memory."""
+        """Do what comes after the completion, once, then call it complete."""
         if self._lock is None:
             self._settle(error)
         else:
@@ -129,7 +125,7 @@ class RingleaderWork(dist.Work):
         if self._recording is not None:
             self._recording.end()
         self._done = True
-        self._native = self._keep = None
+        self._native = None
 
     def record(self, recording: Recording) -> None:
         """Let a profiler's event last until the completion."""
@@ -222,10 +218,12 @@ class RingleaderWork(dist.Work):
 class CompositeWork(RingleaderWork):
     """Several operations as one; it fails with the first error among them, in their order."""
 
-    def __init__(self, children: Sequence[RingleaderWork], outputs: list[torch.Tensor], stores: Sequence[Store] = ()):
-        super().__init__(None, outputs, stores)
+    def __init__(self, children: Sequence[RingleaderWork], outputs: list[torch.Tensor], store: Store | None = None):
+        super().__init__(None, outputs)
         self._children = children
         self._done = False
+        if store is not None:
+            self._finally(store)
 
     def natives(self) -> list[_core.Work]:
         """Those of all its operations."""
@@ -243,7 +241,7 @@ class CompositeWork(RingleaderWork):
                 complete = child._await(max(1e-3, deadline - time.monotonic()))
             if not complete:
                 return False
-            child.wait()  # its copies back, and its error
+            child.wait()  # what comes after it, and its error
         return True
 
     def _poll(self) -> bool:
@@ -251,14 +249,14 @@ class CompositeWork(RingleaderWork):
 
 
 class Holder:
-    """Keeps works alive until they are complete, also if torch drops them: their memory is in use until then.
+    """What is in flight in a group; and works that C++ holds by half, kept alive for it.
 
     Each addition lets completed ones go from the front, and sweeps all of them when their number has doubled since the
-    last sweep. So what is held is in proportion to what is really in flight.
+    last sweep. Of a native work only the native part is held, whose memory goes when it completes.
     """
 
     def __init__(self) -> None:
-        self._live: dict[int, RingleaderWork] = {}  # single operations on it are atomic
+        self._live: dict[int, _core.Work | RingleaderWork] = {}  # single operations on it are atomic
         self._limit = 64
         self._completed: deque[RingleaderWork] | None = deque(maxlen=_REMEMBERED) if _HALF_HELD else None
         self._released = 0
@@ -268,14 +266,17 @@ class Holder:
         """Hold `work` until it is complete, and return it."""
         live = self._live
         try:
-            while live and (first := next(iter(live.values()))).is_completed():
+            while live and _over(first := next(iter(live.values()))):
                 self._release(first)
         except (RuntimeError, StopIteration):  # another thread changed the dictionary: the next call prunes
             pass
         if len(live) >= self._limit:
             self.sweep()
             self._limit = 64 + 2 * len(live)
-        live[id(work)] = work
+        held = work._native if self._completed is None and work._native is not None else work
+        live[id(held)] = held
+        if len(work.outputs) == 1 and work.outputs[0].numel() <= _FEW_ELEMENTS:
+            self._small.append(work)
         return work
 
     def remember(self) -> None:
@@ -291,28 +292,33 @@ class Holder:
             if left < 1e-3:  # a limit of 0 is none
                 break
             with suppress(Exception):  # who waits for the work gets to know
-                each.wait(timedelta(seconds=left))
+                if isinstance(each, RingleaderWork):
+                    each.wait(timedelta(seconds=left))
+                else:
+                    each.wait(left)
         self.sweep()
         self._forget_tensors()
 
     def sweep(self) -> None:
         """Let go of all that is complete."""
         for each in list(self._live.values()):
-            if each.is_completed():
+            if _over(each):
                 self._release(each)
 
-    def _release(self, work: RingleaderWork) -> None:
+    def _release(self, work: _core.Work | RingleaderWork) -> None:
         self._live.pop(id(work), None)
-        if self._completed is not None:
+        if self._completed is not None and isinstance(work, RingleaderWork):
             self._completed.append(work)
             self._released += 1
             if self._released % 64 == 0:
                 self._forget_tensors()
-        elif len(work.outputs) == 1 and work.outputs[0].numel() <= _FEW_ELEMENTS:
-            self._small.append(work)
 
     def _forget_tensors(self) -> None:
         """Let go of the results of completed works that nobody else in Python has: C++ only waits for them."""
         for each in list(self._completed or ()):
             if sys.getrefcount(each) <= 4:  # in the deque, in the list, in `each`, as argument
                 each.outputs, each._future = [], None
+
+
+def _over(held: _core.Work | RingleaderWork) -> bool:
+    return held.is_completed() if isinstance(held, RingleaderWork) else held.poll()

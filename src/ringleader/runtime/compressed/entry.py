@@ -84,7 +84,7 @@ def all_reduce(
 
     if async_op:
         lane = lane_of(comm, timeout)
-        return Work(lane.start(lambda: run(lane.comm)), comm._live, target, (x, target))
+        return Work(lane.start(lambda: run(lane.comm)), target)
     if (earlier := lane_or_none(comm)) is not None:
         earlier.drain()  # what was started may compress the same array
     run(comm)

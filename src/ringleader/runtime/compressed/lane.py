@@ -7,12 +7,15 @@ communicator of their own, which the first such call forms.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
+
+from ringleader import _core, errors
 
 if TYPE_CHECKING:
     from ringleader.runtime.communicator import Communicator
@@ -34,10 +37,12 @@ class Pending:
     source = tag = -1
     nbytes = 0
 
-    def __init__(self, call: Callable[[], object]) -> None:
+    def __init__(self, call: Callable[[], object], turn: _core.Turn | None = None) -> None:
         self._call: Callable[[], object] | None = call
+        self._turn = turn
         self.over = threading.Event()
         self._error: BaseException | None = None
+        self._pid = os.getpid()
 
     def run(self) -> None:
         """Run it, and keep its error."""
@@ -48,22 +53,28 @@ class Pending:
             self._error = error
         self._call = None  # and the arrays that it holds
         self.over.set()
+        if self._turn is not None:
+            self._turn.end()
 
     def wait(self, timeout: float) -> bool:
         """See `InFlight`."""
-        if not self.over.wait(timeout or None):
+        if not self.poll() and not self.over.wait(timeout or None):
             return False
-        if self._error is not None:
-            raise self._error
+        if (error := self.error()) is not None:
+            raise error
         return True
 
     def poll(self) -> bool:
         """See `InFlight`."""
-        return self.over.is_set()
+        return self.over.is_set() or os.getpid() != self._pid
 
     def error(self) -> BaseException | None:
         """See `InFlight`."""
-        return self._error if self.poll() else None
+        if self.over.is_set():
+            return self._error
+        if os.getpid() != self._pid:  # the thread is the parent's
+            return errors.ForkError("the operation is the parent process's: a forked child does not get its result")
+        return None
 
 
 class Lane:
@@ -73,14 +84,16 @@ class Lane:
         comm = beside.split(0, timeout=timeout)
         assert comm is not None
         self.comm: Communicator = comm
+        self._core = beside._core
         self._last: Pending | None = None
         self._jobs: SimpleQueue[Pending | None] = SimpleQueue()
         threading.Thread(target=_serve, args=(self._jobs,), name=f"{comm.name}, compressed", daemon=True).start()
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def start(self, call: Callable[[], object]) -> Pending:
-        """Run a call after all earlier ones."""
-        pending = self._last = Pending(call)
+        """Run a call after all earlier ones, and before what is called on the communicator beside this one from now on:
+        its operations are complete in the order of the calls, those on the lane too."""
+        pending = self._last = Pending(call, self._core.reserve())
         self._jobs.put(pending)
         return pending
 

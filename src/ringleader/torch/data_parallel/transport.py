@@ -86,7 +86,7 @@ class _PlanReduction:
 
     def start(self) -> None:
         try:
-            self._work = self._plan.start(self._ptr, self._ptr)
+            self._work = self._plan.start(self._ptr, self._ptr, 0, self._call.keep)
         except errors.RingleaderError as error:
             raise torch_error(error) from None
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ringleader import errors
+from ringleader.runtime.arrays import tensor_copy
 from ringleader.runtime.config import Config
 from ringleader.torch.devices.device import Device, Event, kinds
 from ringleader.torch.devices.hierarchy import Hierarchy
@@ -164,8 +165,12 @@ class Detour:
         x = x.detach()
         flat = (x if direct(x) else x.resolve_conj().resolve_neg().contiguous()).view(-1)
         works = [method(group, **_with(arguments, flat[start:end])) for start, end in pieces]
-        stores = () if direct(x) else (lambda: x.copy_(flat.view(x.shape)),)
-        return group._hold(CompositeWork(works, _in_place(arguments), stores))
+        if direct(x):
+            return group._hold(CompositeWork(works, _in_place(arguments)))
+        natives = [native for work in works for native in work.natives()]
+        copies = (tensor_copy(flat.data_ptr(), x),)
+        joined = group._channel().comm._core.join(natives, (x, flat), copies)
+        return group._hold(RingleaderWork(joined, _in_place(arguments)))
 
     # ---------------------------------------------------------------------------------------------- staging
 
@@ -255,7 +260,7 @@ def _brought(inner: RingleaderWork, bring: Callable[[], Event] | None, arrivals:
         except Exception as error:
             raise device_error(error) from error
 
-    brought = CompositeWork([inner], [], (store,))
+    brought = CompositeWork([inner], [], store)
     brought.get_future()  # so that the copy is enqueued when the operation is complete, whoever waits when
     return brought
 

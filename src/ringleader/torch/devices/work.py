@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -61,13 +62,16 @@ class LaterWork(RingleaderWork):
         abandon: Callable[[str], object] = lambda reason: None,
         stream: Any = None,
     ) -> None:
-        super().__init__(None, [], () if finale is None else (finale,))
+        super().__init__(None, [])
         self._done = False
+        if finale is not None:
+            self._finally(finale)
         self._device, self._where, self._abandon, self._stream = device, where, abandon, stream
         self._started = threading.Event()
         self._children: Sequence[RingleaderWork] = ()
         self._starting = threading.Lock()
         self.arrivals: list[Event] = []
+        self._pid = os.getpid()
 
     # ------------------------------------------------------------------------------------------------- the pump
 
@@ -78,9 +82,9 @@ class LaterWork(RingleaderWork):
             for child in start():
                 children.append(child)  # one by one: what was started before an error is waited for
         except errors.RingleaderError as error:
-            children.append(RingleaderWork(None, [], error=torch_error(error)))
+            children.append(RingleaderWork(None, [], torch_error(error)))
         except Exception as error:
-            children.append(RingleaderWork(None, [], error=device_error(error)))
+            children.append(RingleaderWork(None, [], device_error(error)))
             self._abandon(f"{type(error).__name__}: {error}")
         with self._starting:
             self._children = children
@@ -96,6 +100,8 @@ class LaterWork(RingleaderWork):
         return [native for child in self._children for native in child.natives()]
 
     def _await(self, limit: float) -> bool:
+        if os.getpid() != self._pid:
+            raise errors.ForkError("the operation is the parent process's: a forked child does not get its result")
         deadline = futures.deadline_after(limit)
         if not self._started.wait(limit or None):
             return False
@@ -107,6 +113,8 @@ class LaterWork(RingleaderWork):
         return True
 
     def _poll(self) -> bool:
+        if os.getpid() != self._pid:  # the pump is the parent's
+            return True
         return self._started.is_set() and all(child.is_completed() for child in self._children)
 
     def _settle(self, error: BaseException | None) -> None:
