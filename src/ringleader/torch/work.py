@@ -1,8 +1,8 @@
 """Operations in flight, as torch sees them: works and the futures made of them.
 
-Copies back into the user's tensors are part of the native work: they are made before anybody can see that it is complete.
-Only copies to devices are made in Python, by whoever notices the completion first: a thread that waits, one that polls, or
-the thread that completes futures (`futures.py`).
+Copies back into the user's tensors are part of the native work: they are made before anybody can see that it is
+complete. Only copies to devices are made in Python, by whoever notices the completion first: a thread that waits, one
+that polls, or the thread that completes futures (`futures.py`).
 """
 
 from __future__ import annotations
