@@ -290,6 +290,28 @@ def monitor(
 
 
 @app.command()
+def topo(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="NCCL's XML, a matrix of nvidia-smi, or a name, fat-tree:host=hgx-h100,hosts=64. Default: this host."
+        ),
+    ] = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="The matrix of nvidia-smi topo -m, instead of a tree.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Nodes and links as JSON instead.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Draw it here.")] = None,
+    xml: Annotated[Path | None, typer.Option(help="Write it here in NCCL's XML (NCCL_TOPO_FILE).")] = None,
+    root: Annotated[Path | None, typer.Option(help="Look for the host's /sys below this directory.")] = None,
+) -> None:
+    """Show what this host, a file or a made-up cluster is made of: NUMA nodes, PCI, GPUs, adapters, switches."""
+    from ringleader.cli.topo import run_topo
+
+    run_topo(_console(), source, root, matrix, as_json, svg, xml)
+
+
+@app.command()
 def doctor() -> None:
     """Check this machine: versions, cores, memory, interfaces, variables, and two ranks over each transport."""
     if code := diagnose(_console()):
