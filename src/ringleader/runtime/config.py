@@ -181,6 +181,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Secret of the job, equal on all ranks; who does not know it cannot join (see Security).",
     ),
     Setting(
+        "SECRET_FILE", parse_text, "path of a file that others cannot read", "none",
+        "The secret is in this file, the same on all ranks (see Security).",
+    ),
+    Setting(
+        "INSECURE", parse_flag, "0 or 1", "0",
+        "1: ranks on several hosts need no secret; whoever can reach them may join (see Security).",
+    ),
+    Setting(
         "ISA", choice("baseline", "avx2", "avx512", "neon"), "baseline, avx2, avx512 or neon",
         "the best of the machine",
         "Highest instruction set that the reduction kernels use.",
@@ -291,6 +299,8 @@ class Config:
     timeout: float = 600.0
     store_timeout: float = 300.0
     secret: str | None = field(default=None, repr=False)
+    secret_file: str | None = None
+    insecure: bool = False
     isa: str | None = None
     debug: str | None = None
     debug_subsys: tuple[str, ...] = SUBSYSTEMS

@@ -29,7 +29,8 @@ class Launch:
 
     `master_addr` is None if the launcher gave no meeting point. `store_served`: somebody other than rank 0 serves the
     store there. `agent_store`: it is torchrun's own. `own_address`: it was given for Ringleader alone, by an argument
-    or RINGLEADER_STORE. `attempt` counts torchrun's restarts.
+    or RINGLEADER_STORE. `attempt` counts torchrun's restarts. `torchrun_hosts`: torchrun has started the program, on
+    several hosts. `slurm`: the program runs in a job of Slurm, whatever told its rank.
     """
 
     rank: int
@@ -44,6 +45,8 @@ class Launch:
     agent_store: bool = False
     own_address: bool = False
     attempt: int = 0
+    torchrun_hosts: bool = False
+    slurm: bool = False
 
     @property
     def one_host(self) -> bool:
@@ -96,7 +99,9 @@ def detect(
         )
         if launch.job_id.startswith(_PROXY):
             launch = replace(launch, job_id=f"port-{port}")
-    return _checked(launch)
+    several = env.get("LOCAL_WORLD_SIZE") != env.get("WORLD_SIZE")
+    torchrun_hosts = "TORCHELASTIC_RUN_ID" in env and several
+    return _checked(replace(launch, torchrun_hosts=torchrun_hosts, slurm="SLURM_JOB_ID" in env))
 
 
 def _checked(launch: Launch) -> Launch:

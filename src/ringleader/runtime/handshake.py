@@ -10,7 +10,7 @@ Four messages of fixed size; nothing is ever read beyond them, so the socket can
 Invariants. Each side proves that it knows the secret for two fresh nonces, its role, both ranks, the group, the purpose
 and the version, so no message can be replayed, reflected or moved to another connection. The initiator proves first: a
 stranger who connects learns a nonce, and which key is meant: `key id` is a random name of a key, which both sides can
-look up where strangers cannot, or zeros for a secret that was given. It says nothing of the key.
+look up where strangers cannot (`keys.py`), or zeros for a secret that was given. It says nothing of the key.
 
 An acceptor without room for another stranger says `BUSY` in place of its next message (`turn_away`). Nobody can prove
 that it is busy, so an initiator may only try again, which it would do as well if it were hung up on.
@@ -37,8 +37,8 @@ from typing import Generic, TypeVar
 from ringleader.errors import RendezvousError
 
 __all__ = [
-    "STRANGER_LIMIT", "AuthenticationError", "Busy", "Conversation", "Hello", "Purpose", "accepting", "converse",
-    "initiating", "turn_away",
+    "STRANGER_LIMIT", "AuthenticationError", "Busy", "Conversation", "Hello", "Purpose", "UnknownKey", "accepting",
+    "converse", "initiating", "turn_away",
 ]  # fmt: skip
 
 MAGIC = b"RNGLEADR"
@@ -58,6 +58,10 @@ Steps = Generator[Step, bytes, T]
 
 class AuthenticationError(RendezvousError):
     """The other side does not know the secret, does not speak the protocol, or is not who was expected."""
+
+
+class UnknownKey(AuthenticationError):
+    """The other side means a key that this process cannot read."""
 
 
 class Busy(ConnectionError):

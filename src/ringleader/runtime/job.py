@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import ipaddress
-import secrets
 import sys
 import threading
 import time
@@ -17,18 +15,17 @@ from datetime import timedelta
 from typing import Any
 
 from ringleader.algorithms import load_files
-from ringleader.errors import CollectiveTimeout, InvalidArgument, RendezvousError
+from ringleader.errors import InvalidArgument, RendezvousError
 from ringleader.runtime.addresses import check_interface_choice, listen_addresses
 from ringleader.runtime.config import Config, logger, setup_logging
 from ringleader.runtime.environment import Launch, detect
 from ringleader.runtime.filestore import FileStore
+from ringleader.runtime.keys import given_key, job_secret, key_finder, store_key
 from ringleader.runtime.store import LocalStore, PrefixStore, Store, StoreLost, TorchStore
 from ringleader.runtime.storeserver import TcpStoreServer
 from ringleader.runtime.tcpstore import TcpStoreClient
 
-__all__ = ["Job", "job_secret", "open_job", "secret_key"]
-
-_GIVEN, _MADE = b"given", b"made:"
+__all__ = ["Job", "open_job"]
 
 
 @dataclass
@@ -100,7 +97,7 @@ def open_job(
     store
         A `Store` or a `torch.distributed.Store` to use instead; stays the caller's.
     secret
-        Secret of the job, at least 16 bytes; default RINGLEADER_SECRET, else rank 0 makes one (see job_secret).
+        Secret of the job, at least 16 bytes; default RINGLEADER_SECRET or _SECRET_FILE, else rank 0 makes one.
     timeout
         Seconds until all must be there; default RINGLEADER_STORE_TIMEOUT.
 
@@ -117,7 +114,7 @@ def open_job(
     limit = config.store_timeout if timeout is None else timeout
     launch = detect(environ, rank=rank, size=size, address=address)
     check_interface_choice(config)  # a wrong one is an error now, on every rank that has it
-    given = _given_secret(secret, config)
+    given = given_key(secret, config)
     deadline = time.monotonic() + limit
     while True:
         try:
@@ -131,82 +128,39 @@ def open_job(
 
 def _open(launch: Launch, config: Config, store: Any, given: bytes | None, limit: float) -> Job:
     with contextlib.ExitStack() as stack:
-        shared = _open_store(launch, store, given, limit, stack)
+        shared, key, private = _open_store(launch, config, store, given, limit, stack)
         # A store may outlive this job (torchrun's, or one that was passed): a second init() must not see old keys.
         # Every rank counts its own calls, and init() is collective, so all get the same number.
         scope = f"{launch.job_id}/{launch.attempt}"
         count = shared.add(f"{scope}/init/{launch.rank}", 1)
         scoped = PrefixStore(f"{scope}/{count}", shared)
-        key = job_secret(scoped, launch.rank, launch.size, given, limit)
+        key = job_secret(scoped, launch, config, key, private, limit, stack)
         return Job(launch, config, scoped, key, stack.pop_all())
 
 
-def _given_secret(secret: str | bytes | None, config: Config) -> bytes | None:
-    chosen = secret if secret is not None else config.secret
-    if chosen is None:
-        return None
-    raw = chosen.encode() if isinstance(chosen, str) else chosen
-    if len(raw) < 16:
-        raise InvalidArgument(f"the secret has {len(raw)} bytes; expected at least 16, from a random source")
-    return secret_key(raw)
+def _open_store(
+    launch: Launch, config: Config, store: Any, given: bytes | None, timeout: float, stack: contextlib.ExitStack
+) -> tuple[Store, bytes | None, bool]:
+    """The store that fits the launch, the key that ranks share already, and whether only they can read the store.
 
-
-def secret_key(secret: str | bytes) -> bytes:
-    """The key that the handshakes use, from a secret as it was given."""
-    raw = secret.encode() if isinstance(secret, str) else secret
-    return hashlib.sha256(b"ringleader secret\0" + raw).digest()
-
-
-def job_secret(store: Store, rank: int, size: int, given: bytes | None, timeout: float) -> bytes:
-    """The secret of a group: `given`, or one that rank 0 makes and puts into the store.
-
-    Whoever can read the store can then read the secret: it is as safe as the store is.
-
-    Raises
-    ------
-    RendezvousError
-        If only some ranks were given a secret.
-    CollectiveTimeout
-        If rank 0 does not come.
+    `stack` gets what must be closed.
     """
-    made = secrets.token_bytes(32)
-    if size == 1:
-        return given or made
-    if rank == 0:
-        store.set("secret", _GIVEN if given is not None else _MADE + made)
-        return given or made
-    try:
-        told = store.get("secret", timeout)
-    except CollectiveTimeout:
-        raise CollectiveTimeout(
-            f"rank 0 did not arrive within {timeout:.1f} s (rank {rank} of {size} waits for it); is it still running? "
-            "`start_timeout=` (RINGLEADER_STORE_TIMEOUT) sets the limit of init()",
-            (0,),
-        ) from None
-    if (told == _GIVEN) != (given is not None):
-        with_secret, without = (rank, 0) if given is not None else (0, rank)
-        raise RendezvousError(
-            f"rank {with_secret} was given a secret and rank {without} was not; set RINGLEADER_SECRET on all or none"
-        )
-    return given if given is not None else told.removeprefix(_MADE)
-
-
-def _open_store(launch: Launch, store: Any, secret: bytes | None, timeout: float, stack: contextlib.ExitStack) -> Store:
-    """The store that fits the launch; `stack` gets what must be closed."""
     if store is not None:
-        return _wrapped(store)
+        wrapped = _wrapped(store)
+        # An own store is as safe as its caller has made it; torch's stores are open to whoever reaches them.
+        return wrapped, given, not isinstance(wrapped, TorchStore)
     if launch.size == 1:
-        return LocalStore()
+        return LocalStore(), given, True
     if not launch.own_address and (default := _torch_default_store(launch)) is not None:
-        return default
+        return default, given, False
     if launch.agent_store:
-        return _agent_store(launch, timeout)
+        return _agent_store(launch, timeout), given, False
     if launch.master_addr is not None:
-        return _tcp_store(launch, secret, timeout, stack)
+        return _tcp_store(launch, config, given, timeout, stack)
     if launch.one_host and launch.launcher != "arguments":
         files = FileStore(f"{launch.job_id}/{_next_directory(launch)}", launch.rank, timeout)
         stack.callback(files.close)
-        return files
+        return files, given, True
     raise InvalidArgument(
         f"rank {launch.rank} of {launch.size} has no meeting point (from: {launch.launcher}); give master_addr= or "
         "store=, or set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port there"
@@ -276,23 +230,24 @@ def _agent_store(launch: Launch, timeout: float) -> Store:
     return TorchStore(store)
 
 
-def _tcp_store(launch: Launch, secret: bytes | None, timeout: float, stack: contextlib.ExitStack) -> Store:
+def _tcp_store(
+    launch: Launch, config: Config, given: bytes | None, timeout: float, stack: contextlib.ExitStack
+) -> tuple[Store, bytes | None, bool]:
     assert launch.master_addr is not None and launch.master_port is not None
-    # Without a secret the job's name is all that ranks have in common before they meet. It keeps jobs apart and port
-    # scanners out, but not somebody who knows the name.
-    key = secret if secret is not None else hashlib.sha256(b"ringleader job\0" + launch.job_id.encode()).digest()
     if launch.rank == 0 and not launch.store_served:
         addresses = listen_addresses(launch.master_addr, launch.one_host)
-        if secret is None and not all(ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in addresses):
+        key, key_id = store_key(launch, given, config, stack)
+        if config.insecure and not all(ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in addresses):
             logger("INIT").warning(
-                "no secret was given: whoever reaches %s:%d and knows the job's name could join; set RINGLEADER_SECRET "
-                "on all ranks unless the network is trusted",
+                "RINGLEADER_INSECURE=1: whoever can reach %s:%d may join the job",
                 launch.master_addr,
                 launch.master_port,
             )
-        server = TcpStoreServer([(a, launch.master_port) for a in addresses], key)
+        server = TcpStoreServer([(a, launch.master_port) for a in addresses], key, key_id)
         stack.callback(server.close)
         logger("INIT").info("store of job %r at %s, port %d", launch.job_id, ", ".join(addresses), server.port)
-    client = TcpStoreClient([launch.master_addr], launch.master_port, key, timeout, launch.rank)
+    find = key_finder(launch, given, config)
+    client = TcpStoreClient([launch.master_addr], launch.master_port, find, timeout, launch.rank)
     stack.callback(client.close)
-    return client
+    # The key that let this rank in is the job's secret; it does not travel. Without one, what travels is no worse.
+    return client, None if config.insecure and given is None else client.key, True

@@ -25,7 +25,7 @@ from typing import Any
 
 from ringleader.errors import ClosedError, CollectiveTimeout, InvalidArgument, SpawnError
 from ringleader.runtime.environment import format_hostport
-from ringleader.runtime.job import secret_key
+from ringleader.runtime.keys import secret_key
 from ringleader.runtime.storeserver import TcpStoreServer
 
 __all__ = ["Outcome", "WorkerGroup", "spawn"]

@@ -227,6 +227,12 @@ class StoreEngine:
             self._complaints.warn("store: refused a connection from %s: %s", connection.peer, error)
             self._drop(connection)
         except (OSError, EOFError):
+            if connection.handshake is not None and connection.handshake.heard and any(self._key_id):
+                self._complaints.warn(
+                    "store: a connection from %s left when it was told which key is meant; a rank on another host "
+                    "needs a secret (RINGLEADER_SECRET_FILE)",
+                    connection.peer,
+                )
             self._drop(connection)
         except ValueError as error:
             self._complaints.warn("store: dropped rank %s: it sent a bad request: %s", connection.rank, error)

@@ -7,11 +7,19 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ringleader.errors import ClosedError, CollectiveTimeout, RendezvousError
 from ringleader.runtime.environment import format_hostport
-from ringleader.runtime.handshake import AuthenticationError, Busy, Hello, Purpose, converse, initiating
+from ringleader.runtime.handshake import (
+    AuthenticationError,
+    Busy,
+    Hello,
+    Purpose,
+    UnknownKey,
+    converse,
+    initiating,
+)
 from ringleader.runtime.store import StoreLost
 from ringleader.runtime.storeserver import (
     ADD,
@@ -35,6 +43,7 @@ __all__ = ["TcpStoreClient"]
 # A server of ours answers a handshake within milliseconds; whoever is silent for longer is somebody else.
 _ANSWER_LIMIT = 4.0
 _REQUEST_LIMIT = 30.0
+_UNKNOWN_LIMIT = 1.0
 _OTHER_PORT = "choose another MASTER_PORT (or RINGLEADER_STORE)"
 
 
@@ -45,6 +54,8 @@ class TcpStoreClient:
     ----------
     hosts
         Names or addresses to try in order.
+    secret
+        The server's key, or a function that finds it by the id that the server tells, see `keys.key_finder`.
     rank
         Own rank, for the server's log.
     timeout
@@ -56,7 +67,14 @@ class TcpStoreClient:
         If nobody listens there in time, if somebody else does (found within 5 s), or if the secrets differ.
     """
 
-    def __init__(self, hosts: Sequence[str], port: int, secret: bytes, timeout: float, rank: int = 0) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        port: int,
+        secret: bytes | Callable[[bytes], bytes],
+        timeout: float,
+        rank: int = 0,
+    ) -> None:
         self._hosts = list(hosts)
         self._port = port
         self._secret = secret
@@ -67,6 +85,12 @@ class TcpStoreClient:
         self._idle.append(self._connect(timeout))
 
     @property
+    def key(self) -> bytes:
+        """The key with which the first connection was made: all later ones use it too."""
+        assert isinstance(self._secret, bytes)
+        return self._secret
+
+    @property
     def _where(self) -> str:
         return format_hostport(self._hosts[0], self._port)
 
@@ -74,6 +98,7 @@ class TcpStoreClient:
         """Connect and authenticate; a refused connection is retried (the server may not be up) until the deadline."""
         deadline = time.monotonic() + timeout
         vanished_since: float | None = None
+        unknown_since: float | None = None
         reason = "no attempt was made"
         while True:
             for host in self._hosts:
@@ -88,7 +113,10 @@ class TcpStoreClient:
                 except Busy as error:  # a flood of strangers: our own limit is the only one that counts
                     reason, vanished_since = str(error), None
                 except AuthenticationError as error:
-                    raise AuthenticationError(f"{self._where}: {error}") from error
+                    # A server that is about to end takes its key away: the next one's may be there in a moment.
+                    unknown_since = unknown_since or time.monotonic()
+                    if not isinstance(error, UnknownKey) or time.monotonic() - unknown_since > _UNKNOWN_LIMIT:
+                        raise type(error)(f"{self._where}: {error}") from error
                 except RendezvousError:  # somebody else's port; it is an OSError too
                     raise
                 except OSError as error:
@@ -109,9 +137,16 @@ class TcpStoreClient:
                 # TCP's simultaneous open: with no listener, an ephemeral port may connect to itself.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            steps = initiating(self._secret, Hello(Purpose.STORE, GROUP, self._rank), -1)
+            found: list[bytes] = []
+
+            def key(key_id: bytes) -> bytes:
+                found.append(self._secret if isinstance(self._secret, bytes) else self._secret(key_id))
+                return found[0]
+
+            steps = initiating(key, Hello(Purpose.STORE, GROUP, self._rank), -1)
             try:
                 converse(sock, steps, time.monotonic() + _ANSWER_LIMIT)
+                self._secret = found[0]
             except TimeoutError:
                 raise RendezvousError(
                     f"{format_hostport(host, self._port)} is busy: somebody listens there who does not answer as a "
