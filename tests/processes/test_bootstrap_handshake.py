@@ -157,7 +157,40 @@ def test_a_stranger_learns_a_nonce_and_nothing_else():
         acceptor = accepting(SECRET, "group", 1, lambda hello: True)
         next(acceptor)
         seen.append(acceptor.send(ME.pack(bytes(32))))
-    assert len(seen[0]) == HELLO_SIZE and seen[0][:-32] == seen[1][:-32] and seen[0][-32:] != seen[1][-32:]
+    assert len(seen[0]) == HELLO_SIZE and seen[0][:-48] == seen[1][:-48] and seen[0][-48:] != seen[1][-48:]
+    assert seen[0][-16:] == bytes(16)  # no tag: a stranger gets nothing that he could try secrets on
+
+
+@pytest.mark.parametrize(
+    ("secret", "guess", "believed"),
+    [(SECRET, None, True), (b"another secret..", None, False), (lambda _: SECRET, None, False),
+     (lambda _: SECRET, SECRET, True), (lambda _: SECRET, b"an old key......", False)],
+)  # fmt: skip
+def test_only_the_secret_makes_a_hello_that_is_believed(secret, guess, believed):
+    noted = []
+    acceptor = accepting(SECRET, "group", 1, lambda hello: True, believe=lambda: noted.append(1))
+    next(acceptor)
+    acceptor.send(next(initiating(secret, ME, 1, guess)))
+    assert noted == [1] * believed
+
+
+def test_a_key_is_found_by_its_id():
+    key_id = bytes(range(16))
+    asked = []
+
+    def find(told):
+        asked.append(told)
+        return SECRET
+
+    initiator, acceptor = initiating(find, ME, 1), accepting(SECRET, "group", 1, lambda hello: True, key_id)
+    hello = next(initiator)
+    next(acceptor)
+    challenge = acceptor.send(hello)
+    initiator.send(b"")
+    proof = initiator.send(challenge)
+    acceptor.send(b"")
+    assert acceptor.send(proof)[0] == handshake._Status.WELCOME
+    assert asked == [key_id]
 
 
 def test_deadline_and_hang_up():

@@ -176,8 +176,8 @@ def garbage(port: int) -> list[socket.socket]:
         b"GET / HTTP/1.1\r\n\r\n",
         os.urandom(5000),
         b"RNGLEADR",
-        b"\0" * 82,
-        b"RNGLEADR" + b"\0" * 74,
+        b"\0" * 98,
+        b"RNGLEADR" + b"\0" * 90,
     ):
         sock = socket.create_connection(("127.0.0.1", port))
         try:

@@ -2,7 +2,7 @@
 
 Four messages of fixed size; nothing is ever read beyond them, so the socket can be handed on afterwards:
 
-    initiator -> acceptor   hello      magic, version, purpose, index, rank, group, key id, nonce
+    initiator -> acceptor   hello      magic, version, purpose, index, rank, group, key id, nonce, tag
     acceptor  -> initiator  challenge  the same fields of the acceptor, with its own nonce
     initiator -> acceptor   HMAC-SHA256(key, "initiator" + hello + challenge)
     acceptor  -> initiator  status, HMAC-SHA256(key, "acceptor" + status + hello + challenge)
@@ -11,6 +11,9 @@ Invariants. Each side proves that it knows the secret for two fresh nonces, its 
 and the version, so no message can be replayed, reflected or moved to another connection. The initiator proves first: a
 stranger who connects learns a nonce, and which key is meant: `key id` is a random name of a key, which both sides can
 look up where strangers cannot (`keys.py`), or zeros for a secret that was given. It says nothing of the key.
+
+`tag` is an HMAC of the rest of the hello, where the initiator knows the key already, else zeros. It proves nothing, as
+it may have been recorded, but strangers cannot make it: who has the right one is not turned away for lack of room.
 
 An acceptor without room for another stranger says `BUSY` in place of its next message (`turn_away`). Nobody can prove
 that it is busy, so an initiator may only try again, which it would do as well if it were hung up on.
@@ -46,7 +49,8 @@ VERSION = 2
 # Seconds that an accepted connection has to authenticate. Real ranks need milliseconds.
 STRANGER_LIMIT = 5.0
 
-_HELLO = struct.Struct("!8sHHHi16s16s32s")
+_HELLO = struct.Struct("!8sHHHi16s16s32s16s")
+_TAG_BYTES = 16
 _MAC_BYTES = 32
 _NONCE_BYTES = 32
 _BUSY = b"RNGLBUSY".ljust(_HELLO.size, b"\0")
@@ -97,10 +101,11 @@ class Hello:
     rank: int
     index: int = 0
 
-    def pack(self, nonce: bytes) -> bytes:
-        """The fixed-size message."""
+    def pack(self, nonce: bytes, secret: bytes | None = None) -> bytes:
+        """The fixed-size message, with the tag of a secret."""
         group = group_digest(self.group)
-        return _HELLO.pack(MAGIC, VERSION, self.purpose, self.index, self.rank, group, b"", nonce)
+        message = _HELLO.pack(MAGIC, VERSION, self.purpose, self.index, self.rank, group, b"", nonce, b"")
+        return message if secret is None else message[:-_TAG_BYTES] + _tag(secret, message)
 
 
 def group_digest(group: str) -> bytes:
@@ -120,7 +125,7 @@ class _Claim:
 
     @classmethod
     def unpack(cls, message: bytes) -> _Claim:
-        magic, version, purpose, index, rank, group, key_id, _ = _HELLO.unpack(message)
+        magic, version, purpose, index, rank, group, key_id, _, _ = _HELLO.unpack(message)
         if magic != MAGIC:
             raise AuthenticationError(f"the other side does not speak Ringleader's protocol (it began with {magic!r})")
         if version != VERSION:
@@ -134,8 +139,15 @@ def _mac(secret: bytes, role: bytes, *parts: bytes) -> bytes:
     return hmac.new(secret, b"ringleader handshake " + role + b"".join(parts), hashlib.sha256).digest()
 
 
-def initiating(secret: bytes | Callable[[bytes], bytes], me: Hello, peer_rank: int) -> Steps[None]:
-    """The connecting side. A `secret` that is a function finds the key that the acceptor's key id means.
+def _tag(secret: bytes, hello: bytes) -> bytes:
+    return _mac(secret, b"hello", hello[:-_TAG_BYTES])[:_TAG_BYTES]
+
+
+def initiating(
+    secret: bytes | Callable[[bytes], bytes], me: Hello, peer_rank: int, guess: bytes | None = None
+) -> Steps[None]:
+    """The connecting side. A `secret` that is a function finds the key that the acceptor's key id means; `guess` is
+    what it will probably be.
 
     Raises
     ------
@@ -144,7 +156,7 @@ def initiating(secret: bytes | Callable[[bytes], bytes], me: Hello, peer_rank: i
     Busy
         If it has no room just now.
     """
-    hello = me.pack(os.urandom(_NONCE_BYTES))
+    hello = me.pack(os.urandom(_NONCE_BYTES), guess if callable(secret) else secret)
     yield hello
     challenge = yield _HELLO.size
     if challenge == _BUSY:
@@ -174,9 +186,16 @@ def initiating(secret: bytes | Callable[[bytes], bytes], me: Hello, peer_rank: i
 
 
 def accepting(
-    secret: bytes, group: str, rank: int, expected: Callable[[Hello], bool], key_id: bytes = b""
+    secret: bytes,
+    group: str,
+    rank: int,
+    expected: Callable[[Hello], bool],
+    key_id: bytes = b"",
+    believe: Callable[[], None] = lambda: None,
 ) -> Steps[Hello]:
     """The accepting side; returns who connected. `expected` may still refuse a peer that has proved itself.
+
+    `believe` is called if the hello has the right tag.
 
     Raises
     ------
@@ -185,8 +204,10 @@ def accepting(
     """
     hello = yield _HELLO.size
     claim = _Claim.unpack(hello)
+    if hmac.compare_digest(hello[-_TAG_BYTES:], _tag(secret, hello)):
+        believe()
     challenge = _HELLO.pack(
-        MAGIC, VERSION, claim.purpose, claim.index, rank, group_digest(group), key_id, os.urandom(_NONCE_BYTES)
+        MAGIC, VERSION, claim.purpose, claim.index, rank, group_digest(group), key_id, os.urandom(_NONCE_BYTES), b""
     )
     yield challenge
     proof = yield _MAC_BYTES
@@ -250,7 +271,10 @@ class Conversation(Generic[T]):
         while not self._result:
             try:
                 if self._outgoing:
-                    self._outgoing = self._outgoing[self.sock.send(self._outgoing) :]
+                    try:
+                        self._outgoing = self._outgoing[self.sock.send(self._outgoing) :]
+                    except (BrokenPipeError, ConnectionResetError):
+                        self._outgoing = memoryview(b"")  # it has hung up: what it said before is still to be read
                     if not self._outgoing:
                         self._resume(b"")
                     continue

@@ -1,8 +1,8 @@
 """Makes many authenticated connections at once: one event loop for listening, connecting and all handshakes.
 
 No peer waits for another: a rank that is slow, a stranger that is silent or an address that leads nowhere delays only
-its own connection. Strangers are bounded in number, beside all peers that are expected, and in time (`lobby.py`); a
-peer that is hung up on, or told that there is no room, tries again until the group's own limit.
+its own connection. Strangers are bounded in number and time (`lobby.py`); a peer that is hung up on, or told that there
+is no room, tries again until the group's own limit.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class _Outgoing:
 @dataclass(eq=False)
 class _Incoming:
     sock: socket.socket
-    conversation: Conversation[Hello]
     peer: str
+    conversation: Conversation[Hello]
 
 
 class _Loop:
@@ -95,7 +95,7 @@ class _Loop:
         self.ready: dict[Key, socket.socket] = {}
         self.outgoing: list[_Outgoing] = []
         self.incoming: set[_Incoming] = set()
-        self.lobby: Lobby[_Incoming] = Lobby(len(accept) + room_for_strangers())
+        self.lobby: Lobby[_Incoming] = Lobby(room_for_strangers())
         self.complaints = Complaints(logger("NET"))
         self.refused: list[str] = []
         self.resting: list[socket.socket] = []  # listeners that are not looked at until `rest_ends`
@@ -138,9 +138,12 @@ class _Loop:
                 sock.close()
                 return
         now = time.monotonic()
-        steps = accepting(self.secret, self.group, self.rank, lambda hello: _key(hello) in self.missing)
+        steps = accepting(
+            self.secret, self.group, self.rank, lambda hello: _key(hello) in self.missing,
+            believe=lambda: self.lobby.believe(item),
+        )  # fmt: skip
         peer = f"{address[0]}" if isinstance(address, tuple) else "this host"
-        item = _Incoming(sock, Conversation(sock, steps, now + STRANGER_LIMIT), peer)
+        item = _Incoming(sock, peer, Conversation(sock, steps, now + STRANGER_LIMIT))
         self.incoming.add(item)
         self.lobby.enter(item, peer, now, now + STRANGER_LIMIT)
         self.selector.register(sock, selectors.EVENT_READ, item)

@@ -1,15 +1,15 @@
 """Who waits at a listener's door: connections that have not proved yet that they know the job's secret.
 
 Anybody may connect, so what strangers can hold is bounded: their number, and the time of each. Where there is no room
-for a newcomer somebody must give way, and it should not be a rank. What tells the two apart before the proof: a rank
-speaks at once, answers within a round trip, and does not come in hundreds from one address. Hence the order:
+for a newcomer somebody must give way, and it may not be a rank:
 
-1. the source (address) with the most connections in the lobby gives way first,
-2. of its connections those that have said nothing for `SILENT_GRACE`, the longest silent first,
-3. then those in mid-handshake that have owed their next message for `SPEAKING_GRACE`.
+1. Whoever has said a hello that only the secret can make (`handshake.py`) is *believed*: it takes no room and need not
+   give way. It still has to answer the challenge, since a hello could be one that was recorded.
+2. Of the others, the source (address) with the most connections gives way first, of its connections those that have
+   said nothing, then those that owe their next message, the longest first; none before `GRACE` is over.
 
-Invariant: nobody in mid-handshake gives way before its grace is over. If nobody may give way, newcomers wait in the
-kernel's queue. Whoever gives way is told so (`handshake.turn_away`), and a rank then tries again until its own limit.
+If nobody may give way, newcomers wait in the kernel's queue for a moment. Whoever gives way is told so
+(`handshake.turn_away`); a rank then tries again until its own limit, and is believed at the latest from then on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["SILENT_GRACE", "SPEAKING_GRACE", "Complaints", "Lobby", "room_for_strangers"]
+__all__ = ["GRACE", "Complaints", "Lobby", "room_for_strangers"]
 
-SILENT_GRACE = 0.05
-SPEAKING_GRACE = 1.0
+GRACE = 0.02
 _MOST = 256
 _LEAST = 16
 
@@ -42,7 +41,10 @@ class _Stay:
     source: str
     deadline: float
     since: float
-    speaking: bool = False
+    state: int
+
+
+_SILENT, _SPEAKING, _BELIEVED = range(3)
 
 
 class Lobby(Generic[G]):
@@ -51,23 +53,24 @@ class Lobby(Generic[G]):
     Parameters
     ----------
     room
-        How many there is room for.
+        For how many that are not believed there is room.
 
     Examples
     --------
     >>> lobby = Lobby(room=2)
-    >>> lobby.enter("a", "10.0.0.1", now=0.0, deadline=5.0); lobby.enter("b", "10.0.0.1", now=0.1, deadline=5.1)
-    >>> lobby.full, lobby.give_way(now=0.04), lobby.give_way(now=1.0)
-    (True, None, 'a')
-    >>> lobby.speaks("a", now=1.0)
-    >>> lobby.give_way(now=1.0)
-    'b'
+    >>> for guest in "abc":
+    ...     lobby.enter(guest, "10.0.0.1", now=0.0, deadline=5.0)
+    >>> lobby.believe("a")
+    >>> lobby.speaks("b", now=0.1)
+    >>> lobby.full, lobby.give_way(now=0.01), lobby.give_way(now=1.0)
+    (True, None, 'c')
     """
 
     def __init__(self, room: int) -> None:
         self.room = room
         self._stays: dict[G, _Stay] = {}
-        # Per source those that have said nothing, and those in mid-handshake; each in the order of `since`.
+        self._believed = 0
+        # Per source those that have said nothing, and those that have spoken; each in the order of `since`.
         self._groups: dict[str, tuple[dict[G, None], dict[G, None]]] = {}
 
     def __len__(self) -> int:
@@ -77,39 +80,58 @@ class Lobby(Generic[G]):
         return guest in self._stays
 
     @property
+    def strangers(self) -> int:
+        """How many are here that are not believed."""
+        return len(self._stays) - self._believed
+
+    @property
     def full(self) -> bool:
         """Whether a newcomer needs somebody to give way."""
-        return len(self._stays) >= self.room
+        return self.strangers >= self.room
 
     def enter(self, guest: G, source: str, now: float, deadline: float) -> None:
         """A connection has come in; deadlines never decrease from one call to the next."""
-        self._stays[guest] = _Stay(source, deadline, now)
-        self._groups.setdefault(source, ({}, {}))[0][guest] = None
+        self._stays[guest] = _Stay(source, deadline, now, _SILENT)
+        self._groups.setdefault(source, ({}, {}))[_SILENT][guest] = None
 
     def speaks(self, guest: G, now: float) -> None:
         """It has sent a whole message of the handshake: its grace begins anew."""
         stay = self._stays[guest]
+        if stay.state != _BELIEVED:
+            self._ungroup(guest, stay)
+            stay.state, stay.since = _SPEAKING, now
+            self._groups.setdefault(stay.source, ({}, {}))[_SPEAKING][guest] = None
+
+    def believe(self, guest: G) -> None:
+        """Its hello is one that only the secret can make."""
+        stay = self._stays[guest]
+        if stay.state != _BELIEVED:
+            self._ungroup(guest, stay)
+            stay.state = _BELIEVED
+            self._believed += 1
+
+    def _ungroup(self, guest: G, stay: _Stay) -> None:
         group = self._groups[stay.source]
-        del group[stay.speaking][guest]
-        stay.speaking, stay.since = True, now
-        group[True][guest] = None
+        del group[stay.state][guest]
+        if not group[_SILENT] and not group[_SPEAKING]:
+            del self._groups[stay.source]
 
     def leave(self, guest: G) -> None:
         """It has been authenticated, or is gone. Does nothing if it is not here."""
         stay = self._stays.pop(guest, None)
         if stay is None:
             return
-        group = self._groups[stay.source]
-        del group[stay.speaking][guest]
-        if not group[False] and not group[True]:
-            del self._groups[stay.source]
+        if stay.state == _BELIEVED:
+            self._believed -= 1
+        else:
+            self._ungroup(guest, stay)
 
     def give_way(self, now: float) -> G | None:
         """Who has to leave for a newcomer; None if all are within their grace."""
-        for group in sorted(self._groups.values(), key=lambda g: -len(g[0]) - len(g[1])):
-            for speaking, grace in ((False, SILENT_GRACE), (True, SPEAKING_GRACE)):
-                first = next(iter(group[speaking]), None)
-                if first is not None and now - self._stays[first].since >= grace:
+        for group in sorted(self._groups.values(), key=lambda g: -len(g[_SILENT]) - len(g[_SPEAKING])):
+            for guests in group:
+                first = next(iter(guests), None)
+                if first is not None and now - self._stays[first].since >= GRACE:
                     return first
         return None
 

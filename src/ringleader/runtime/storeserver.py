@@ -104,10 +104,10 @@ def _cost(key: str, value: bytes) -> int:
 class _Connection:
     """One client of the server: a handshake, then frames. `rank` is known once it has authenticated."""
 
-    def __init__(self, sock: socket.socket, peer: str, handshake: Conversation[Hello]) -> None:
+    def __init__(self, sock: socket.socket, peer: str) -> None:
         self.sock = sock
         self.peer = peer
-        self.handshake: Conversation[Hello] | None = handshake
+        self.handshake: Conversation[Hello] | None = None
         self.rank: int | None = None
         self.incoming = bytearray()
         self.outgoing: list[memoryview] = []
@@ -161,8 +161,12 @@ class StoreEngine:
         """Take a connected socket, and what it has sent already."""
         now = time.monotonic()
         try:
-            steps = accepting(self._secret, GROUP, -1, lambda hello: hello.purpose is Purpose.STORE, self._key_id)
-            connection = _Connection(sock, peer, Conversation(sock, steps, now + STRANGER_LIMIT))
+            connection = _Connection(sock, peer)
+            steps = accepting(
+                self._secret, GROUP, -1, lambda hello: hello.purpose is Purpose.STORE, self._key_id,
+                lambda: self._lobby.believe(connection),
+            )  # fmt: skip
+            connection.handshake = Conversation(sock, steps, now + STRANGER_LIMIT)
             self._selector.register(sock, selectors.EVENT_READ, connection)
         except Exception:
             sock.close()

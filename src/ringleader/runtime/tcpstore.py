@@ -78,6 +78,8 @@ class TcpStoreClient:
         self._hosts = list(hosts)
         self._port = port
         self._secret = secret
+        self._keys: dict[bytes, bytes] = {}  # by id, those that were found
+        self._key = None if callable(secret) else secret
         self._rank = rank
         self._idle: list[socket.socket] = []
         self._closed = False
@@ -86,9 +88,17 @@ class TcpStoreClient:
 
     @property
     def key(self) -> bytes:
-        """The key with which the first connection was made: all later ones use it too."""
-        assert isinstance(self._secret, bytes)
-        return self._secret
+        """The server's key."""
+        assert self._key is not None
+        return self._key
+
+    def _find(self, key_id: bytes) -> bytes:
+        """The key that the server means. The last one is kept: who knows it from the start is believed in a flood."""
+        assert callable(self._secret)
+        if key_id not in self._keys:
+            self._keys[key_id] = self._secret(key_id)
+        self._key = self._keys[key_id]
+        return self._key
 
     @property
     def _where(self) -> str:
@@ -137,16 +147,10 @@ class TcpStoreClient:
                 # TCP's simultaneous open: with no listener, an ephemeral port may connect to itself.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            found: list[bytes] = []
-
-            def key(key_id: bytes) -> bytes:
-                found.append(self._secret if isinstance(self._secret, bytes) else self._secret(key_id))
-                return found[0]
-
-            steps = initiating(key, Hello(Purpose.STORE, GROUP, self._rank), -1)
+            secret = self._find if callable(self._secret) else self._secret
+            steps = initiating(secret, Hello(Purpose.STORE, GROUP, self._rank), -1, self._key)
             try:
                 converse(sock, steps, time.monotonic() + _ANSWER_LIMIT)
-                self._secret = found[0]
             except TimeoutError:
                 raise RendezvousError(
                     f"{format_hostport(host, self._port)} is busy: somebody listens there who does not answer as a "
