@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["FLOATS", "did_you_mean", "nearest", "unknown"]
+__all__ = ["FLOATS", "did_you_mean", "match", "nearest", "plain", "unknown"]
 
 # One number format, all its names, wherever a name of one is expected (docs/api.md, "Names").
 FLOATS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -33,13 +33,32 @@ _SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
     "1bit": ("onebit",), "8bit": ("int8",), "4bit": ("int4",), "debug": ("TRACE",), "error": ("WARN",),
     "rhd": ("recursive_halving", "rabenseifner"), "halvingdoubling": ("rabenseifner",),
     "write": ("push",), "read": ("pull",),
-    **{name: names for names in FLOATS.values() for name in names},
 }  # fmt: skip
 
 
 def plain(word: str) -> str:
     """A word without what does not matter: capitals, blanks, ``_`` and ``-``."""
     return re.sub(r"[\s_-]", "", word.lower())
+
+
+def match(word: object, valid: Iterable[str]) -> str | None:
+    """The valid word that `word` means: in whatever capitals, and by any name of a number format (`FLOATS`).
+
+    Examples
+    --------
+    >>> match("AllReduce", ["all_reduce"]), match("fp16", ["f32", "f16"]), match("f16", ["float32", "float16"])
+    ('all_reduce', 'f16', 'float16')
+    >>> match("fp8", ["f32", "f16"]) is None
+    True
+    """
+    if not isinstance(word, str):
+        return None
+    names = {plain(name): name for name in reversed(list(valid))}
+    wanted = plain(word)
+    if wanted in names:
+        return names[wanted]
+    same = next((group for group in FLOATS.values() if wanted in group), ())
+    return next((names[name] for name in same if name in names), None)
 
 
 def nearest(word: object, valid: Iterable[str]) -> str:
@@ -75,7 +94,7 @@ def did_you_mean(word: object, valid: Iterable[str]) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
-def unknown(kind: str, word: object, valid: Iterable[str], more: str = "") -> str:
+def unknown(kind: str, word: object, valid: Iterable[str], more: str = "", also: Iterable[str] = ()) -> str:
     """The message for a word that is none of the valid ones, with the nearest of them.
 
     Parameters
@@ -83,7 +102,9 @@ def unknown(kind: str, word: object, valid: Iterable[str], more: str = "") -> st
     kind
         What the word should name.
     more
-        What is valid besides the listed words.
+        What is valid besides the listed words, as text.
+    also
+        Words that are valid, and suggested, but not listed.
 
     Examples
     --------
@@ -91,7 +112,7 @@ def unknown(kind: str, word: object, valid: Iterable[str], more: str = "") -> st
     "unknown protocol 'psh'; did you mean 'push'? Valid: push, pull"
     """
     words = list(valid)
-    question = did_you_mean(word, words)
+    question = did_you_mean(word, [*words, *also])
     hint = f"{question} Valid" if question else "; valid"
     shown = repr(word) if len(repr(word)) <= 80 else f"{repr(word)[:77]}..."
     return f"unknown {kind} {shown}{hint}: {', '.join(words)}{more}"

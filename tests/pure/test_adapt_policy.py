@@ -246,7 +246,7 @@ def test_arrivals_name_who_comes_last() -> None:
     ("policies", "budget", "says"),
     [
         ("bf16", None, "expected a list"),
-        (["bf17"], None, "valid wire formats"),
+        (["bf17"], None, "did you mean 'bf16'\\? Valid: f32"),
         ([3], None, "compressor"),
         (["int8"], 0.001, "accuracy_budget is 0.001"),
         (["int8", "int8"], None, "each format once"),

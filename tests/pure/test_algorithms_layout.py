@@ -162,7 +162,7 @@ def test_torus_is_hosts_times_ranks() -> None:
         ("hierarchical:hosts=4+", 4, r"hosts='4\+' is not valid"),
         ("hierarchical:hosts=2*70000", 4, r"hosts='2\*70000' is not valid"),
         ("hierarchical:hosts=1*-3", 4, r"is not valid"),
-        ("hierarchical:inner=binomial", 4, r"unknown reduce_scatter algorithm 'binomial'; valid ones: .*direct.*ring"),
+        ("hierarchical:inner=binomial", 4, r"unknown reduce_scatter algorithm 'binomial'; valid: .*direct.*ring"),
         ("hierarchical:outer=ring(segments=0)", 4, r"outer='ring\(segments=0\)' is not valid; .*expected 1..1024"),
         ("hierarchical:outer=torus(dims=3x3)", 4, r"dims=3x3 are 9 ranks"),
         ("hierarchical:outer=ring(segments=2", 4, r"wrong parentheses, they do not match"),

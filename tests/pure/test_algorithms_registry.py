@@ -65,7 +65,7 @@ def test_unknown_name_lists_the_valid_ones() -> None:
     [
         (
             "ring:segment=4",
-            r"'segment=4' is not a parameter of ring; the form is 'ring:segments=1..1024:order=a\+b\+...'",
+            r"'segment=4' is not a parameter of ring; did you mean 'segments'\? The form is 'ring:segments=",
         ),
         ("ring:segments", r"'segments' is not a parameter"),
         ("ring:segments=0", r"segments='0' is not valid; expected 1..1024"),

@@ -78,7 +78,7 @@ def test_what_is_refused(capsys, line: str, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     for text, says in (
         ("{", "cannot be read as JSON"),
-        ("[1]", "expected an object"),
+        ("[1]", "holds a list; expected a timeline"),
         ("{}", "not a timeline"),
         ('{"names": ["a"], "nbytes": ["x"], "ready": [0.1]}', "not the numbers of a timeline"),
     ):
@@ -87,7 +87,7 @@ def test_what_is_refused(capsys, line: str, tmp_path: Path) -> None:
         assert (code, says in err) == (2, True), err
     for options, says in (
         (["--bandwidth", "0"], "above 0"),
-        (["--picture", "plan.doc"], "cannot draw"),
+        (["--picture", "plan.doc"], "unknown kind of picture"),
         (["--priority", "--picture", "plan.png"], "leave out --priority"),
         (["--bench", "nowhere.json"], "nowhere.json"),
     ):

@@ -83,7 +83,7 @@ def test_bad_values_say_what_is_expected(name, text, expected):
 
 
 def test_unknown_name_lists_the_valid_ones_and_suggests_the_nearest():
-    with pytest.raises(InvalidArgument, match="Did you mean RINGLEADER_TIMEOUT") as caught:
+    with pytest.raises(InvalidArgument, match="did you mean RINGLEADER_TIMEOUT") as caught:
         read(TIMEOUTS="3")
     for setting in SETTINGS:
         assert setting.variable in str(caught.value)

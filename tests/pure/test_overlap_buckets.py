@@ -304,5 +304,5 @@ def test_picture(tmp_path: object) -> None:
     plan.picture(folder / "plan.png")
     assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
     plan.picture(str(folder / "plan.svg"))
-    with pytest.raises(InvalidArgument, match=r"'\.doc' files"):
+    with pytest.raises(InvalidArgument, match=r"unknown kind of picture '\.doc'"):
         plan.picture(folder / "plan.doc")

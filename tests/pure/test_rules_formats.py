@@ -189,7 +189,7 @@ BAD_JSON = [
     ('{"rule_file_version": true}', "rule_file_version is true; expected 3"),
     ('{"rule_file_version": 3, "module": "han"}', 'module is "han"; expected "tuned"'),
     (HEAD + "[]}", "collectives: an array; expected an object"),
-    (HEAD + '{\n"allsum": []}}', "line 2, collectives: unknown collective 'allsum'; expected allgather"),
+    (HEAD + '{\n"allsum": []}}', "line 2, collectives: unknown collective 'allsum'; valid: allgather"),
     (HEAD + '{"allreduce": [], "allreduce": []}}', "is given twice"),
     (HEAD + '{"reducescatter": [], "reduce_scatter": []}}', "the same collective as reducescatter"),
     (HEAD + '{"bcast": {}}}', "line 1, bcast: an object; expected an array of entries"),
@@ -198,7 +198,10 @@ BAD_JSON = [
     (HEAD + '{"bcast": [{"comm_size_min": -1, "rules": []}]}}', r"bcast\[0\]\.comm_size_min: -1; expected 0 to 2\^62"),
     (HEAD + '{"bcast": [{"comm_size_min": 1099511627776.5, "rules": []}]}}', "fraction or exponent"),
     (HEAD + '{"bcast": [{"rules": [\n{"msg_size_min": 1}]}]}}', r"line 2, bcast\[0\]\.rules\[0\]\.alg: null; expected"),
-    (HEAD + '{"bcast": [{"rules": [{"alg": 1, "algo": 1}]}]}}', 'unknown member "algo"; valid: msg_size_min'),
+    (
+        HEAD + '{"bcast": [{"rules": [{"alg": 1, "algo": 1}]}]}}',
+        "unknown member 'algo'; did you mean 'alg'\\? Valid: msg",
+    ),
     (HEAD + '{"bcast": [{"comm_rank_distribution": "ring", "rules": []}]}}', '"ring"; expected any, single-node'),
     ('"' + '\\"' * 400000, "line 1"),
 ]

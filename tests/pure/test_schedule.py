@@ -120,7 +120,7 @@ def test_rows_are_put_in_order_of_steps_and_keep_it_within() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("all_recude", 2, 1), "expected one of all_reduce"),
+        (("all_recude", 2, 1), "did you mean 'all_reduce'"),
         (("all_reduce", 0, 1), "n is 0"),
         (("all_reduce", 2.0, 1), "n is 2.0"),
         (("all_reduce", True, 1), "n is True"),

@@ -50,7 +50,10 @@ def test_the_grammar_by_example() -> None:
     ("text", "message"),
     [
         ("rnig", r"RINGLEADER_ALGO='rnig': unknown all_reduce algorithm 'rnig'.*ring,.* two_shot.*barrier"),
-        ("all_reduces:ring", r"unknown all_reduce algorithm 'all_reduces'.*valid ones.*all_reduce, reduce_scatter"),
+        (
+            "all_reduces:ring",
+            r"unknown all_reduce algorithm 'all_reduces'.*reduce_.*did you mean the collective 'all_reduce'",
+        ),
         ("broadcast:ring", r"unknown broadcast algorithm 'ring'.*binomial, chain,.* linear"),
         ("ring;binomial", r"entry 'binomial' must begin with a collective.*valid collectives: all_reduce"),
         ("ring;brodcast:binomial", r"entry 'brodcast:binomial' must begin with a collective"),
@@ -76,12 +79,12 @@ def test_wrong_algo_is_an_error_that_lists_what_is_valid(text: str, message: str
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("shove", r"unknown word 'shove'; valid protocols: push, pull"),
+        ("shove", r"unknown protocol 'shove'; valid: push, pull"),
         ("push;pull", r"must begin with a collective"),
-        ("push;allgather:pul", r"unknown word 'pul'"),
+        ("push;allgather:pul", r"unknown protocol 'pul'; did you mean 'pull'"),
         ("^push,pull", r"leaves no protocol"),
         ("gather:push;gather:pull", r"two entries for gather"),
-        ("nothing:push", r"unknown word 'nothing:push'"),
+        ("nothing:push", r"unknown protocol 'nothing:push'"),
     ],
 )
 def test_wrong_proto_is_an_error_that_lists_what_is_valid(text: str, message: str) -> None:
@@ -226,7 +229,7 @@ def test_a_demand_is_honoured_exactly_or_refused() -> None:
         select("all_reduce", 8, 4, range(4), forced="Segmented_Ring:segments=64", env={}).algorithm
         == "ring:segments=64"
     )
-    with pytest.raises(InvalidArgument, match=r"unknown all_reduce algorithm 'best'; valid ones: .*two_shot"):
+    with pytest.raises(InvalidArgument, match=r"unknown all_reduce algorithm 'best'.*alid: .*two_shot"):
         select("all_reduce", 8, 4, range(4), forced="best", env={})
     with pytest.raises(InvalidArgument, match=r"unknown all_reduce algorithm 'rign'.*did you mean 'ring'\?"):
         select("all_reduce", 8, 4, range(4), forced="rign", env={})
@@ -253,7 +256,7 @@ def test_the_rules_parameters_are_kept_where_the_environment_gives_none() -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("all_reduces", 8, 2, [0, 0]), "valid ones: all_reduce"),
+        (("all_reduces", 8, 2, [0, 0]), "did you mean 'all_reduce'"),
         (("all_reduce", -1, 2, [0, 0]), "-1 bytes"),
         (("all_reduce", 8, 2, [0, 0], 0), "items of 0"),
         (("all_reduce", 8, 2, [0]), "1 nodes"),

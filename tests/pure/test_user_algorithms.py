@@ -232,17 +232,17 @@ def test_the_command_line_takes_files(tmp_path: Path, capsys: pytest.CaptureFixt
     assert rl.formats.msccl.load(tmp_path / "out.xml").transfers == 6
     assert rl.schedule.from_json((tmp_path / "out.json").read_text()) == algorithms.build("all_reduce", "cli_module", 3)
     assert main(["export", "cli_module", "-o", str(tmp_path / "out.txt")]) == 2
-    assert "expected a file that ends in .xml" in capsys.readouterr().err
+    assert "known are: MSCCL (.xml), a schedule (.json)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.txt", "", "expected a file that ends in .py, .xml, .json"),
+        ("a.txt", "", "of no known kind; known are: .*.py.*.xml.*.json"),
         ("missing.xml", None, "cannot be read: No such file"),
         ("broken.xml", "<algo", "broken.xml, line 1: the text is not XML"),
         ("broken.json", '{"format": "ringleader.schedule"}', r"broken.json: \$: members are missing"),
-        ("plan.json", "{}", r"plan.json: \$: member gpus is missing"),
+        ("plan.json", "{}", "plan.json: JSON, but no schedule and no MSCCL"),
     ],
 )
 def test_files_that_are_wrong_say_so(tmp_path: Path, name: str, content: str | None, problem: str) -> None:

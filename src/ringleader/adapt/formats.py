@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ringleader._names import match, unknown
 from ringleader.errors import InvalidArgument
 from ringleader.runtime.wire import WIRE_CODES
 
@@ -91,9 +92,10 @@ def allowed(policies: Sequence[Any] | None, accuracy_budget: float | None) -> tu
 
 def _format(given: Any) -> Format:
     if isinstance(given, str):
-        if given not in WIRE_CODES:
-            raise InvalidArgument(f"policies names {given!r}; valid wire formats: {', '.join(WIRE_CODES)}")
-        return Format(given, given, None, _ERRORS[given])
+        name = match(given, WIRE_CODES)
+        if name is None:
+            raise InvalidArgument(f"policies: {unknown('wire format', given, WIRE_CODES)}; or give a compressor")
+        return Format(name, name, None, _ERRORS[name])
     if not callable(getattr(given, "compress", None)) or not hasattr(given, "compression_ratio"):
         raise InvalidArgument(
             f"policies names {given!r}; expected a wire format ({', '.join(WIRE_CODES)}) or a compressor of "

@@ -17,6 +17,7 @@ __all__ = ["VARIABLE", "load_files", "load_msccl"]
 
 VARIABLE = "RINGLEADER_ALGORITHM_FILES"
 SUFFIXES = (".py", ".xml", ".json")
+KINDS = "one's own (.py), MSCCL (.xml), a schedule or an MSCCL++ plan (.json)"
 
 _loaded: set[Path] = set()
 _lock = threading.RLock()
@@ -47,6 +48,8 @@ def load_msccl(path: str | os.PathLike[str], name: str = "") -> str:
     from ringleader.formats import msccl, mscclpp
 
     file = Path(path)
+    if file.suffix not in (".xml", ".json"):
+        raise InvalidArgument(f"{str(file)!r} is of no known kind; known are: MSCCL (.xml), MSCCL++ (.json)")
     schedule = mscclpp.load(file) if file.suffix == ".json" else msccl.load(file)
     return register_schedule(schedule, name, reference=file.name)
 
@@ -71,7 +74,7 @@ def load_files(paths: str) -> None:
     for text in filter(None, paths.split(os.pathsep)):
         file = Path(text).expanduser().resolve()
         if file.suffix not in SUFFIXES:
-            raise InvalidArgument(f"{VARIABLE}: {text!r}: expected a file that ends in {', '.join(SUFFIXES)}")
+            raise InvalidArgument(f"{VARIABLE}: {text!r} is of no known kind; known are: {KINDS}")
         with _lock:
             if file in _loaded:
                 continue
@@ -91,6 +94,8 @@ def _load(file: Path) -> None:
         with file.open("rb") as stream:
             text = stream.read(MAX_TEXT + 1)
         if f'"{FORMAT}"'.encode() not in text[:1000]:
+            if text.lstrip().startswith(b"{") and b'"gpus"' not in text:
+                raise ScheduleError(f"{file.name}: JSON, but no schedule and no MSCCL++ plan; known are: {KINDS}")
             load_msccl(file)
             return
         try:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ringleader._names import did_you_mean
 from ringleader.errors import InvalidArgument
 
 __all__ = ["MAX_LIST", "MAX_NESTING", "SEGMENTS", "Parameter", "Value", "nested", "split_spec"]
@@ -92,7 +93,9 @@ class Parameter:
         elif (number := self._integer(text)) is not None:
             return number
         each = f", each {self.low}..{self.high}" if self.separator else ""
-        raise InvalidArgument(f"{where}: {self.name}={text!r} is not valid; expected {self.values}{each}")
+        question = did_you_mean(text, self.choices)
+        hint = f"{question} Expected" if question else "; expected"
+        raise InvalidArgument(f"{where}: {self.name}={text!r} is not valid{hint} {self.values}{each}")
 
     def text(self, value: Value) -> str:
         """The one way in which a spec says `value`; `parse` undoes it.

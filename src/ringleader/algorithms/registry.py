@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ringleader._names import did_you_mean, unknown
 from ringleader.algorithms.parameter import SEGMENTS, Parameter, Value, split_spec
 from ringleader.errors import InvalidArgument
 from ringleader.schedule import Collective, Schedule
@@ -182,7 +183,7 @@ def _docstring(entry: Algorithm) -> str:
 def _entries(collective: str) -> dict[str, Algorithm]:
     entries = _registry.get(str(collective))
     if entries is None:
-        raise InvalidArgument(f"unknown collective {collective!r}; valid ones: {', '.join(COLLECTIVES)}")
+        raise InvalidArgument(unknown("collective", str(collective), COLLECTIVES))
     return entries
 
 
@@ -221,7 +222,8 @@ def get(collective: str, name: str) -> Algorithm:
     for entry in entries.values():
         if wanted == entry.name or wanted in entry.aliases:
             return entry
-    raise InvalidArgument(f"unknown {collective} algorithm {name!r}; valid ones: {', '.join(names(collective))}")
+    aliases = (alias for entry in entries.values() for alias in entry.aliases)
+    raise InvalidArgument(unknown(f"{collective} algorithm", name, names(collective), also=aliases))
 
 
 def parse_spec(collective: str, spec: str) -> tuple[Algorithm, dict[str, Value]]:
@@ -252,7 +254,9 @@ def parse_spec(collective: str, spec: str) -> tuple[Algorithm, dict[str, Value]]
         key, equals, text = (part.strip() for part in setting.partition("="))
         if key not in known or not equals:
             usage = ":".join([entry.name, *(f"{parameter.name}={parameter.values}" for parameter in entry.parameters)])
-            raise InvalidArgument(f"{where}: {setting!r} is not a parameter of {entry.name}; the form is {usage!r}")
+            question = did_you_mean(key, known)
+            hint = f"{question} The" if question else "; the"
+            raise InvalidArgument(f"{where}: {setting!r} is not a parameter of {entry.name}{hint} form is {usage!r}")
         if key in given:
             raise InvalidArgument(f"{where}: {key} is given twice; expected once")
         given.add(key)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ringleader import __version__
 from ringleader.algorithms.files import VARIABLE, load_files
@@ -15,6 +14,7 @@ from ringleader.cli import choice, schedules
 from ringleader.cli import rules as rule_commands
 from ringleader.cli.bench import make_request, run_bench
 from ringleader.cli.doctor import diagnose
+from ringleader.cli.output import console, list_whole_sentences
 from ringleader.cli.words import one_of, parse_size
 
 __all__ = ["app"]
@@ -25,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # else colons and brackets of help texts become emojis and styles
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(rule_commands.app, name="rules")
@@ -45,7 +46,7 @@ def _main(
         str | None,
         typer.Option(
             envvar=VARIABLE,
-            help="Algorithms to load, a:b: one's own (.py), MSCCL (.xml), MSCCL++, schedules (.json).",
+            help="Algorithms to load, a:b, each of them one's own (.py), MSCCL (.xml), MSCCL++, schedules (.json).",
         ),
     ] = None,
 ) -> None:
@@ -56,15 +57,6 @@ def _main(
 
 def _write(line: str) -> None:
     print(line, flush=True)
-
-
-_WIDE = 200  # into a pipe
-
-
-def _console() -> Console:
-    """Standard output; into a pipe, lines may be long."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDE)
 
 
 @app.command()
@@ -161,14 +153,14 @@ def verify(
     mode: Annotated[str, typer.Option(help="auto, exact or fingerprint.")] = "auto",
 ) -> None:
     """Prove algorithms and the programs that ranks run: right, no deadlock, no race, same bits on every rank."""
-    if code := schedules.verify_all(_console(), name, ranks, collective, everything, nodes, root, mode):
+    if code := schedules.verify_all(console(), name, ranks, collective, everything, nodes, root, mode):
         raise typer.Exit(code)
 
 
 @app.command()
 def algorithms(collective: _Collective = None) -> None:
     """List the algorithms, with parameters, cost and reference."""
-    schedules.list_algorithms(_console(), collective)
+    schedules.list_algorithms(console(), collective)
 
 
 @app.command()
@@ -184,7 +176,7 @@ def draw(
 ) -> None:
     """Draw a schedule as text or SVG, or show a rank's program."""
     push = one_of(protocol, ("push", "pull"), "protocol") == "push"
-    schedules.draw(_console(), name, ranks, collective, root, svg, program, nodes, push)
+    schedules.draw(console(), name, ranks, collective, root, svg, program, nodes, push)
 
 
 @app.command()
@@ -199,7 +191,7 @@ def explain(
     rules: _Rules = None,
 ) -> None:
     """Say which algorithm would run, by which rule, and what the others would cost in the model."""
-    choice.explain(_console(), collective, nbytes, ranks, nodes, itemsize, algorithm, wire, rules)
+    choice.explain(console(), collective, nbytes, ranks, nodes, itemsize, algorithm, wire, rules)
 
 
 @app.command()
@@ -209,7 +201,7 @@ def matrix(
     rules: _Rules = None,
 ) -> None:
     """Show what the model predicts for every algorithm, protocol and size, and what would be chosen."""
-    choice.show_matrix(_console(), ranks, nodes, rules)
+    choice.show_matrix(console(), ranks, nodes, rules)
 
 
 @app.command()
@@ -234,7 +226,7 @@ def tune(
     """
     from ringleader.cli.tune import make_request, run_tune
 
-    run_tune(make_request(budget, places, collectives, output, keep, report), _console())
+    run_tune(make_request(budget, places, collectives, output, keep, report), console())
 
 
 @app.command()
@@ -267,7 +259,7 @@ def export(
     protocol: Annotated[str, typer.Option(help="Of MSCCL: Simple, LL or LL128.")] = "Simple",
 ) -> None:
     """Write an algorithm for a number of ranks as an MSCCL algorithm, or as a schedule."""
-    schedules.export(_console(), name, ranks, collective, root, output, protocol)
+    schedules.export(console(), name, ranks, collective, root, output, protocol)
 
 
 @app.command()
@@ -286,7 +278,7 @@ def monitor(
     """Show bandwidth, latency and stragglers of running jobs, live. Jobs tell with RINGLEADER_MONITOR=1."""
     from ringleader.cli.monitor import run_monitor
 
-    run_monitor(_console(), where, ranks, interval, once, as_json, peers)
+    run_monitor(console(), where, ranks, interval, once, as_json, peers)
 
 
 @app.command()
@@ -314,5 +306,8 @@ def topo(
 @app.command()
 def doctor() -> None:
     """Check this machine: versions, cores, memory, interfaces, variables, and two ranks over each transport."""
-    if code := diagnose(_console()):
+    if code := diagnose(console()):
         raise typer.Exit(code)
+
+
+list_whole_sentences(app)

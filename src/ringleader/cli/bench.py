@@ -298,11 +298,14 @@ def _progress(points: Sequence[Point], wanted: bool) -> Iterator[Callable[[], No
     if not wanted or not sys.stderr.isatty():
         yield lambda: None
         return
-    from rich.console import Console
     from rich.progress import Progress
+
+    from ringleader.cli.output import console
 
     # Lines of the table have to go to standard output, also while the bar is drawn; they pass through the bar's
     # console only where both are the same terminal.
-    with Progress(console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()) as progress:
+    with Progress(
+        console=console(stderr=True, wide=False), transient=True, redirect_stdout=sys.stdout.isatty()
+    ) as progress:
         task = progress.add_task(points[0].collective, total=len(points))
         yield lambda: progress.advance(task)

@@ -51,7 +51,7 @@ def explain(
     found = tune.explain(
         kind, nbytes, len(layout), layout, itemsize, forced=forced, rules=guide.rules, wire=used, model=guide.model
     )
-    console.print(f"{kind} of {format_size(nbytes)}: {found.request}", highlight=False, soft_wrap=True)
+    console.print(f"{kind} of {format_size(nbytes)}: {escape(found.request)}", highlight=False, soft_wrap=True)
     choice = found.choice
     channels = f", {choice.channels} channels" if choice.channels else ""
     how = f"runs [bold]{choice.algorithm}[/bold], {choice.protocol}{channels}: {escape(choice.reason)}"
@@ -105,4 +105,6 @@ def show_rules(console: Console, path: Path | None, n: int | None, nodes: str | 
     for rule in chosen:
         console.print(f"{found.where(rule)}: {rule}", highlight=False, markup=False, soft_wrap=True)
     style = "bold green" if chosen else "bold yellow"
-    console.print(f"{found.source}: {len(found.rules)} rules, {len(chosen)} shown", style=style, highlight=False)
+    console.print(
+        f"{escape(found.source)}: {len(found.rules)} rules, {len(chosen)} shown", style=style, highlight=False
+    )

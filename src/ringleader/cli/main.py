@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ringleader._lazy import install
 from ringleader.errors import InvalidArgument, RingleaderError, ScheduleError, UnsupportedType
 
 __all__ = ["main"]
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        return _complain(f"the command line needs {' and '.join(missing)}; pip install 'ringleader[cli]'", _USAGE)
+        return _complain(f"the command line needs {' and '.join(missing)}; {install('cli', *missing)}", _USAGE)
     import typer
 
     from ringleader.cli.app import app

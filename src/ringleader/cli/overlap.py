@@ -48,7 +48,7 @@ class Costs:
             return CostCurve.affine(self.latency * 1e-6, 1e-9 / self.bandwidth)
         samples = [
             (result["nbytes"], measured["timing"]["median"] * 1e-6)
-            for result in _read(self.bench).get("results", [])
+            for result in _read(self.bench, "what ringleader bench --json writes").get("results", [])
             for measured in result["measured"]
             if result["collective"] == "all_reduce" and measured["contestant"]["library"] == "ringleader"
         ]
@@ -57,13 +57,13 @@ class Costs:
         return CostCurve.fit(samples)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, expected: str) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{path}: cannot be read as JSON: {error}") from None
+        raise InvalidArgument(f"{path}: cannot be read as JSON: {error}; expected {expected}") from None
     if not isinstance(document, dict):
-        raise InvalidArgument(f"{path}: holds a {type(document).__name__}; expected an object")
+        raise InvalidArgument(f"{path}: holds a {type(document).__name__}; expected {expected}")
     return document
 
 
@@ -77,7 +77,7 @@ def run_overlap(
     InvalidArgument
         A file cannot be read or drawn, or an option is out of range.
     """
-    timeline, curve = Timeline.from_json(_read(path)), costs.curve()
+    timeline, curve = Timeline.from_json(_read(path, "a timeline, as Timeline.to_json() makes it")), costs.curve()
     if priority:
         if picture is not None:
             raise InvalidArgument("--picture draws buckets; leave out --priority")

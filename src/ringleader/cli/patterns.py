@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringleader._lazy import install
 from ringleader.cli.words import one_of
 from ringleader.errors import InvalidArgument
 from ringleader.runtime import dtypes
@@ -207,7 +208,7 @@ def require_torch() -> None:
         Says how to install it.
     """
     if importlib.util.find_spec("torch") is None:
-        raise InvalidArgument("bfloat16 and --vs gloo need torch; pip install 'ringleader[torch]'")
+        raise InvalidArgument(f"bfloat16 and --vs gloo need torch; {install('torch', 'torch')}")
 
 
 def torch_view(kind: Kind, array: NDArray[Any]) -> Any:

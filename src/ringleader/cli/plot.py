@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringleader._lazy import install
+from ringleader._names import unknown
 from ringleader.cli.words import format_size
 from ringleader.errors import InvalidArgument
 
@@ -35,10 +37,10 @@ def check_plot(path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise InvalidArgument("--plot needs matplotlib; pip install 'ringleader[cli]'") from None
+        raise InvalidArgument(f"--plot needs matplotlib; {install('cli', 'matplotlib')}") from None
     known = Figure().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in known:
-        raise InvalidArgument(f"{path}: cannot plot into {path.suffix!r} files; expected one of {', '.join(known)}")
+        raise InvalidArgument(f"{path}: {unknown('kind of picture', path.suffix, ('.' + kind for kind in known))}")
     if not path.resolve().parent.is_dir():
         raise InvalidArgument(f"{path}: its directory does not exist")
 

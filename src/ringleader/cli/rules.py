@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
-from rich.console import Console
 from rich.markup import escape
 
 from ringleader.cli import choice
+from ringleader.cli.output import console, list_whole_sentences
 from ringleader.cli.words import one_of
 from ringleader.errors import InvalidArgument
 from ringleader.formats import nccl_tuner, ompi_rules, ompi_rules_json
@@ -20,7 +20,13 @@ from ringleader.tune import rulefile
 
 __all__ = ["app"]
 
-FORMATS = ("ringleader", "ompi", "ompi-json", "nccl-csv")
+KINDS = {
+    "ringleader": 'JSON with "rules"',
+    "ompi": "numbers, and comments that begin with #",
+    "ompi-json": 'JSON with "rule_file_version"',
+    "nccl-csv": "lines that begin with a collective: allreduce,min_bytes,...",
+}
+FORMATS = tuple(KINDS)
 
 
 class _ShowByDefault(typer.core.TyperGroup):
@@ -37,6 +43,7 @@ app = typer.Typer(
     cls=_ShowByDefault,
     help="Files of rules, Ringleader's, Open MPI's and NCCL's: show, check, import, export.",
     add_completion=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -56,18 +63,18 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="As a file of rules, to start an own one from.")] = False,
 ) -> None:
     """Check a file of Ringleader's rules and show what it says; without a file, the built-in rules."""
-    choice.show_rules(Console(), path, ranks, nodes, as_json)
+    choice.show_rules(console(wide=False), path, ranks, nodes, as_json)
 
 
 @app.command()
 def check(path: _File, form: _Format = "auto", registered: _Registered = False) -> None:
     """Read a file of any of the formats; say what it chooses, and what of it cannot be taken over."""
     form, read = _read(path, form, registered)
-    console = Console()
-    console.print(f"{path}, {form}: {len(read.rules.rules)} rules", highlight=False, markup=False, soft_wrap=True)
+    out = console(wide=False)
+    out.print(f"{path}, {form}: {len(read.rules.rules)} rules", highlight=False, markup=False, soft_wrap=True)
     for rule in read.rules.rules:
         place = f"line {rule.line}: " if rule.line else ""
-        console.print(f"  {escape(f'{place}{rule}')}", highlight=False, soft_wrap=True)
+        out.print(f"  {escape(f'{place}{rule}')}", highlight=False, soft_wrap=True)
     _report(read.notes)
 
 
@@ -106,7 +113,7 @@ def _read(path: Path, form: str, registered: bool) -> tuple[str, Imported]:
     text, source = rulefile.read_text(path), str(path)
     form = one_of(form, ("auto", *FORMATS), "format")
     if form == "auto":
-        form = _guess(text)
+        form = _guess(text, source)
     if form == "ringleader":
         return form, Imported(rulefile.loads(text, source), ())
     if form == "nccl-csv":
@@ -114,18 +121,33 @@ def _read(path: Path, form: str, registered: bool) -> tuple[str, Imported]:
     return form, (ompi_rules if form == "ompi" else ompi_rules_json).loads(text, source)
 
 
-def _guess(text: str) -> str:
-    """The format that a text looks like."""
+def _guess(text: str, source: str) -> str:
+    """The format that a text looks like; a text without any content is one of Open MPI's.
+
+    Raises
+    ------
+    InvalidArgument
+        It looks like none of them; the message lists them.
+    """
     if text.lstrip().startswith("{"):
-        return "ompi-json" if '"rule_file_version"' in text else "ringleader"
-    content = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    return "nccl-csv" if "," in content else "ompi"
+        if '"rule_file_version"' in text:
+            return "ompi-json"
+        if '"rules"' in text or '"format"' in text:
+            return "ringleader"
+    else:
+        content = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+        if "," in content and content.partition(",")[0].strip().lower() in (*nccl_tuner.COLLECTIVES, "*"):
+            return "nccl-csv"
+        if not content or content.strip()[0] in "+-0123456789" or content.strip().startswith("rule-file-version"):
+            return "ompi"
+    kinds = "; ".join(f"{form}: {what}" for form, what in KINDS.items())
+    raise InvalidArgument(f"{source} is of no known kind. Known are {kinds}. --format reads it as one of them")
 
 
 def _report(notes: tuple[object, ...]) -> None:
     """What is left out, on standard error: the file itself may go to standard output."""
     for note in notes:
-        Console(stderr=True).print(escape(str(note)), highlight=False, soft_wrap=True)
+        console(stderr=True, wide=False).print(escape(str(note)), highlight=False, soft_wrap=True)
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -136,3 +158,6 @@ def _write(text: str, output: Path | None) -> None:
         output.write_text(text)
     except OSError as error:
         raise InvalidArgument(f"cannot write {output}: {error.strerror}") from None
+
+
+list_whole_sentences(app)

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ringleader import algorithms
+from ringleader._names import unknown
 from ringleader.cli.words import algorithm_specs, collective_name, one_of, parse_range
 from ringleader.errors import InvalidArgument
 from ringleader.formats import msccl
@@ -93,8 +94,7 @@ def verify_all(
     """Prove schedules and their programs; one row each. Returns the exit code: 1 if anything is wrong."""
     if everything == (name is not None):
         raise InvalidArgument("give the name of an algorithm, or --all" + (", not both" if everything else ""))
-    if mode not in ("auto", "exact", "fingerprint"):
-        raise InvalidArgument(f"unknown mode {mode!r}; expected auto, exact or fingerprint")
+    mode = one_of(mode, ("auto", "exact", "fingerprint"), "mode")
     sizes = parse_range(ranks, "ranks")
     if nodes is not None and len(sizes) > 1:
         raise InvalidArgument(f"--nodes is a layout of one number of ranks, but -n {ranks} are {len(sizes)}")
@@ -161,7 +161,7 @@ def export(console: Console, name: str, n: int, collective: str | None, root: in
     """A schedule as a file: MSCCL's XML, or JSON."""
     if output.suffix not in (".xml", ".json"):
         raise InvalidArgument(
-            f"--output {str(output)!r}: expected a file that ends in .xml (MSCCL) or .json (schedule)"
+            f"--output {str(output)!r} is of no known kind; known are: MSCCL (.xml), a schedule (.json)"
         )
     for kind, spec in _named(name, collective):
         schedule = algorithms.build(kind, spec, n, root)
@@ -170,7 +170,7 @@ def export(console: Console, name: str, n: int, collective: str | None, root: in
         else:
             text = to_json(schedule)
         output.write_text(text)
-        console.print(f"{output}: {kind} {spec}, {n} ranks", highlight=False, soft_wrap=True)
+        console.print(f"{escape(str(output))}: {kind} {spec}, {n} ranks", highlight=False, soft_wrap=True)
 
 
 def draw(
@@ -188,8 +188,10 @@ def draw(
             console.print(f"{kind} {spec}, rank {program} of {n}", style="bold", highlight=False)
             console.print(text, highlight=False, markup=False, soft_wrap=True)
         elif svg is not None:
+            if svg.suffix.lower() != ".svg":
+                raise InvalidArgument(f"--svg {str(svg)!r}: {unknown('kind of picture', svg.suffix, ['.svg'])}")
             svg.write_text(draw_svg(schedule))
-            console.print(f"{svg}: {kind} {spec}, {n} ranks", highlight=False, soft_wrap=True)
+            console.print(f"{escape(str(svg))}: {kind} {spec}, {n} ranks", highlight=False, soft_wrap=True)
         else:
             text = draw_text(schedule, max(console.width, 40))
             console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringleader._lazy import install
 from ringleader.cli.words import format_size
 from ringleader.errors import InvalidArgument
 from ringleader.tune.place import Place
@@ -30,7 +31,7 @@ def check_report(folder: Path) -> None:
     try:
         import matplotlib as _  # noqa: F401
     except ModuleNotFoundError:
-        raise InvalidArgument("--report needs matplotlib; pip install 'ringleader[cli]'") from None
+        raise InvalidArgument(f"--report needs matplotlib; {install('cli', 'matplotlib')}") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 
 from ringleader import algorithms
+from ringleader._names import match, unknown
 from ringleader.errors import InvalidArgument
 
 __all__ = [
@@ -122,18 +122,11 @@ def one_of(word: str, valid: Iterable[str], what: str) -> str:
     >>> one_of("AllReduce", ["all_reduce", "reduce"], "collective")
     'all_reduce'
     """
-
-    def plain(name: str) -> str:
-        return re.sub(r"[\s_-]", "", name.lower())
-
     known = list(valid)
-    for name in known:
-        if plain(name) == plain(word):
-            return name
-    by_plain = {plain(name): name for name in known}
-    near = difflib.get_close_matches(plain(word), by_plain, n=1, cutoff=0.5)
-    hint = f"; did you mean {by_plain[near[0]]!r}?" if near else ""
-    raise InvalidArgument(f"unknown {what} {word!r}{hint} Valid: {', '.join(known)}".replace("?  ", "? "))
+    found = match(word, known)
+    if found is None:
+        raise InvalidArgument(unknown(what, word, known))
+    return found
 
 
 def collective_name(word: str) -> str:

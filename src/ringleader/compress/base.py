@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader import _core, errors
+from ringleader._names import match, nearest, plain
 
 __all__ = [
     "Compressor",
@@ -27,6 +28,7 @@ __all__ = [
     "State",
     "as_floats",
     "log",
+    "no_compressor",
 ]
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -34,7 +36,25 @@ State: TypeAlias = dict[str, Any]
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
 Kind: TypeAlias = Literal["linear", "blocks", "sparse", "low_rank", "gathered"]
 
-log: Final = logging.getLogger("ringleader.COMPRESS")
+
+def no_compressor(given: object) -> str:
+    """What is expected in the place of something that is no compressor; of a name, the nearest class.
+
+    Examples
+    --------
+    >>> no_compressor("fp16")
+    "expected a compressor of ringleader.compress, e.g. FP16(); did you mean FP16()?"
+    """
+    from ringleader import compress
+
+    words = {plain(name): name for name in compress.__all__ if name not in _NO_COMPRESSORS}
+    near = match(given, words) or nearest(given, words)
+    question = f"; did you mean {words[near]}()?" if near else ""
+    return f"expected a compressor of ringleader.compress, e.g. FP16(){question}"
+
+
+_NO_COMPRESSORS: Final = ("BlockCompressor", "Compressor", "Keyed", "Payload", "Policy")
+log: Final = logging.getLogger("ringleader.COMPRESS")  # `runtime.config` lists it
 
 
 @dataclass(frozen=True)

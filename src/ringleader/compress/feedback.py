@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringleader import _core, errors
-from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, Shapes, State, as_floats
+from ringleader.compress.base import Compressor, Counter, Floats, Kind, Payload, Shapes, State, as_floats, no_compressor
 from ringleader.compress.blocks import QSGD, BlockCompressor
 from ringleader.compress.memory import Memory
 from ringleader.compress.pieces import Pieces
@@ -43,7 +43,10 @@ class ErrorFeedback(Compressor):
 
     def __init__(self, compressor: Compressor) -> None:
         if not isinstance(compressor, Compressor) or isinstance(compressor, ErrorFeedback):
-            raise errors.InvalidArgument(f"compressor is {compressor!r}; expected a Compressor without error feedback")
+            hint = "" if isinstance(compressor, Compressor) else f": {no_compressor(compressor)}"
+            raise errors.InvalidArgument(
+                f"compressor is {compressor!r}; expected a Compressor without error feedback{hint}"
+            )
         self.compressor = compressor
         self.errors = Memory("error memory")
         self.shard_errors = Memory("error memory of this rank's shard")

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ringleader import errors
-from ringleader.compress.base import Compressor, State
+from ringleader.compress.base import Compressor, State, no_compressor
 
 __all__ = ["LEAST_ELEMENTS", "Policy"]
 
@@ -48,9 +48,7 @@ class Policy:
     ) -> None:
         for pattern, each in ("*", compressor), *rules:
             if not isinstance(each, Compressor) and (each is not None or each is compressor):
-                raise errors.InvalidArgument(
-                    f"the compressor for {pattern!r} is {each!r}; expected one of ringleader.compress, e.g. FP16()"
-                )
+                raise errors.InvalidArgument(f"the compressor for {pattern!r} is {each!r}; {no_compressor(each)}")
         self.compressor = compressor
         self.rules = [(str(pattern), each) for pattern, each in rules]
         self.least_elements, self.vectors = least_elements, vectors

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringleader._lazy import install
 from ringleader.errors import InvalidArgument, MismatchError, RingleaderError
 from ringleader.executors.arithmetic import NONE, dtype_of
 from ringleader.executors.p2p import Message, execute, share_of
@@ -129,7 +130,7 @@ def _import_mpi() -> Any:
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but it finds no MPI
         raise InvalidArgument(
-            f"this needs mpi4py and an MPI ({error}); pip install 'ringleader[mpi]', and see docs/mpi.md"
+            f"this needs mpi4py and an MPI ({error}); {install('mpi', 'mpi4py')}, and see docs/mpi.md"
         ) from error
 
 

@@ -14,6 +14,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 from numpy.typing import NDArray
 
+from ringleader._names import unknown
 from ringleader.errors import ScheduleError
 from ringleader.schedule import Buffer, Collective, Schedule, check_spec
 from ringleader.schedule.replay import Places, initial
@@ -81,7 +82,7 @@ def dumps(
     True
     """
     if protocol not in PROTOCOLS:
-        raise ScheduleError(f"protocol is {protocol!r}; expected one of {', '.join(PROTOCOLS)}")
+        raise ScheduleError(unknown("protocol", protocol, PROTOCOLS))
     if schedule.collective not in _NAMES:
         raise ScheduleError(f"{schedule!r}: MSCCL has no {schedule.collective}")
     check_spec(schedule)

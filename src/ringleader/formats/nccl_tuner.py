@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, NoReturn
 
+from ringleader._names import unknown
 from ringleader.algorithms import get, parse_spec
 from ringleader.errors import InvalidArgument
 from ringleader.formats.exchange import Exported, Imported, Note
 from ringleader.tune.rulefile import MAX_BYTES, MAX_RULES
-from ringleader.tune.rules import ANY, LAYOUTS, MAX_CHANNELS, Range, Rule, RuleSet, unknown_word
+from ringleader.tune.rules import ANY, LAYOUTS, MAX_CHANNELS, Range, Rule, RuleSet
 
 __all__ = ["dumps", "loads"]
 
@@ -146,7 +147,7 @@ def _line(content: str, number: int, source: str, first: bool) -> _Line | None:
 
     def word(index: int, valid: tuple[str, ...]) -> str:
         if words[index] not in valid:
-            fail(f", {COLUMNS[index]}: {unknown_word('word', words[index], valid)}")
+            fail(f", {COLUMNS[index]}: {unknown('word', words[index], valid)}")
         return words[index]
 
     def whole(index: int, least: int = -1, most: int = 1 << 31) -> int:
@@ -224,7 +225,7 @@ def dumps(rules: RuleSet, protocol: str = "simple") -> Exported:
     reduce,65536,4294967295,ring,simple,2,-1,8,-1,-1
     """
     if protocol not in PROTOCOLS:
-        raise InvalidArgument(unknown_word("protocol", protocol, PROTOCOLS))
+        raise InvalidArgument(unknown("protocol", protocol, PROTOCOLS))
     comment = "".join(letter if letter.isprintable() else "?" for letter in rules.source)[:200]
     lines, notes = [f"# {comment}: written by Ringleader", f"# {','.join(COLUMNS)}"], []
     names = {ours: name for name, ours in COLLECTIVES.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringleader._names import unknown
 from ringleader.errors import InvalidArgument
 from ringleader.tune.rules import ANY, Range
 
@@ -205,4 +206,4 @@ def collective_named(name: str) -> MpiCollective:
     for collective in COLLECTIVES:
         if name in (collective.name, collective.also or collective.name):
             return collective
-    raise InvalidArgument(f"unknown collective {name[:60]!r}; expected {', '.join(it.name for it in COLLECTIVES)}")
+    raise InvalidArgument(unknown("collective", name, (it.name for it in COLLECTIVES)))

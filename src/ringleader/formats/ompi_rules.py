@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
+from ringleader._names import unknown
 from ringleader.errors import InvalidArgument
 from ringleader.formats.exchange import Exported, Imported, Note
 from ringleader.formats.ompi_algorithms import COLLECTIVES, FIXED, MpiCollective
@@ -329,7 +330,7 @@ def dumps(rules: RuleSet, version: int = 1, layout: str = "net") -> Exported:
     if version not in (1, 2):
         raise InvalidArgument(f"version is {version}; expected 1 or 2 (version 3 is JSON: ompi_rules_json.dumps)")
     if layout not in LAYOUTS:
-        raise InvalidArgument(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}")
+        raise InvalidArgument(unknown("layout", layout, LAYOUTS))
     notes: list[Note] = []
     tables = blocks_of(rules, layout, notes, newest=False)
     lines = [] if version == 1 else [f"rule-file-version-{version}"]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ringleader._names import unknown
 from ringleader.errors import InvalidArgument
 from ringleader.formats.exchange import Cover, Exported, Imported, Note
 from ringleader.formats.ompi_algorithms import MpiAlgorithm, MpiCollective, collective_named
@@ -43,9 +44,7 @@ class _Reader:
             raise self.error(line, element, f"{shown(value)}; expected an object")
         for name in value:
             if name not in valid:
-                raise self.error(
-                    value.line_of(name), element, f"unknown member {shown(name)}; valid: {', '.join(valid)}"
-                )
+                raise self.error(value.line_of(name), element, unknown("member", name, valid))
         return value
 
     def error(self, line: int, element: str, problem: str) -> InvalidArgument:

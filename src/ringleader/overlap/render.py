@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringleader._lazy import install
+from ringleader._names import unknown
 from ringleader.errors import InvalidArgument
 from ringleader.overlap.simulate import Simulated
 
@@ -73,10 +75,10 @@ def picture(plan: BucketPlan, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise InvalidArgument("a picture needs matplotlib; pip install 'ringleader[cli]'") from None
+        raise InvalidArgument(f"a picture needs matplotlib; {install('cli', 'matplotlib')}") from None
     kinds = Figure().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
-        raise InvalidArgument(f"{path}: cannot draw into {path.suffix!r} files; expected one of {', '.join(kinds)}")
+        raise InvalidArgument(f"{path}: {unknown('kind of picture', path.suffix, ('.' + kind for kind in kinds))}")
     shown = {"this plan": plan.simulated, "fixed 25 MiB": plan.compared["fixed 25 MiB"]}
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     FigureCanvasAgg(figure)

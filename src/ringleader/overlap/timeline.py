@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ringleader._names import did_you_mean
 from ringleader.errors import InvalidArgument
 
 __all__ = ["Timeline", "nanoseconds"]
@@ -189,5 +190,7 @@ class Timeline:
         missing = [name for name in known[:3] if name not in document]
         unknown = [name for name in document if name not in known]
         if missing or unknown:
-            raise InvalidArgument(f"not a timeline: {missing} missing, {unknown} unknown; expected {', '.join(known)}")
+            near = did_you_mean(unknown[0], known) if unknown else ""
+            hint = f"{near} Expected" if near else "; expected"
+            raise InvalidArgument(f"not a timeline: {missing} missing, {unknown} unknown{hint} {', '.join(known)}")
         return cls(**document)

@@ -6,7 +6,6 @@ Names follow NCCL's where the meaning is the same.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import socket
@@ -15,9 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TextIO
 
+from ringleader._names import nearest, unknown
 from ringleader.errors import InvalidArgument
 from ringleader.runtime.binding import BIND_FORM, parse_bind
 from ringleader.runtime.setting_values import (
+    NotAName,
     choice,
     integer,
     parse_devices,
@@ -37,8 +38,9 @@ __all__ = [
 
 PREFIX = "RINGLEADER_"
 
-# Subsystems of the log: start-up, network, shared memory, choice of algorithms, collectives, messages, adaptation.
-SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P", "ADAPT")
+# Subsystems of the log, each a logger: start-up, network, choice of algorithms, collectives, adaptation, compression.
+# Nothing is said as SHM and P2P; they are accepted because NCCL has them.
+SUBSYSTEMS = ("INIT", "NET", "SHM", "TUNE", "COLL", "P2P", "ADAPT", "COMPRESS")
 
 # More connections than this per peer only cost descriptors.
 _MAX_CHANNELS = 64
@@ -247,15 +249,17 @@ def parse_setting(name: str, value: str) -> Any:
     """
     setting = _BY_NAME.get(name)
     if setting is None:
-        near = difflib.get_close_matches(name, _BY_NAME, n=1)
-        hint = f" Did you mean {PREFIX}{near[0]}?" if near else ""
-        valid = ", ".join(s.variable for s in SETTINGS)
-        raise InvalidArgument(f"unknown setting {PREFIX}{name}.{hint} Valid are: {valid}")
+        variables = {s.name: s.variable for s in SETTINGS}
+        near = nearest(name, variables)
+        hint = f"; did you mean {variables[near]}? Valid" if near else "; valid"
+        raise InvalidArgument(f"unknown setting {PREFIX}{name}{hint}: {', '.join(variables.values())}")
     try:
         return setting.parse(value)
-    except ValueError:
+    except ValueError as error:
         shown = "(not shown)" if name == "SECRET" else repr(value)
-        raise InvalidArgument(f"{setting.variable}={shown} is not valid; expected {setting.form}") from None
+        question = str(error) if isinstance(error, NotAName) else ""
+        hint = f"{question} Expected" if question.endswith("?") else f"{question}; expected"
+        raise InvalidArgument(f"{setting.variable}={shown} is not valid{hint} {setting.form}") from None
 
 
 @dataclass(frozen=True)
@@ -326,7 +330,7 @@ class Config:
                     values[name] = value
         for name, override in overrides.items():
             if name not in known:
-                raise InvalidArgument(f"unknown setting {name!r}; valid are: {', '.join(sorted(known))}")
+                raise InvalidArgument(unknown("setting", name, sorted(known)))
             if override is not None:
                 text = ",".join(override) if isinstance(override, (tuple, list)) else str(override)
                 values[name] = parse_setting(name.upper(), text)
@@ -375,7 +379,7 @@ def settings_table(section: str) -> str:
 def logger(subsystem: str) -> logging.Logger:
     """Logger of a subsystem, a child of the logger "ringleader"."""
     if subsystem not in SUBSYSTEMS:
-        raise InvalidArgument(f"unknown subsystem {subsystem!r}; valid are: {', '.join(SUBSYSTEMS)}")
+        raise InvalidArgument(unknown("subsystem", subsystem, SUBSYSTEMS))
     return logging.getLogger(f"ringleader.{subsystem}")
 
 

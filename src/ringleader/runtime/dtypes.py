@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ringleader import _core, errors
+from ringleader._names import unknown
 
 __all__ = ["BYTES", "DTYPE_NAMES", "ReduceOp", "check_supported", "code_of_name", "parse_op", "premul_sum"]
 
@@ -99,9 +100,7 @@ def parse_op(op: ReduceOp | str) -> ReduceOp:
         return op
     found = _OPS.get(op.lower()) if isinstance(op, str) else None
     if found is None:
-        raise errors.InvalidArgument(
-            f"unknown reduction {op!r}: expected one of {', '.join(_OPS)} or ringleader.premul_sum(factor)"
-        )
+        raise errors.InvalidArgument(unknown("reduction", op, _OPS, more=", or ringleader.premul_sum(factor)"))
     return found
 
 

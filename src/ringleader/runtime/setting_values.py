@@ -7,7 +7,11 @@ import math
 import re
 from collections.abc import Callable
 
+from ringleader._names import did_you_mean, match
+from ringleader.errors import InvalidArgument
+
 __all__ = [
+    "NotAName",
     "choice",
     "integer",
     "parse_devices",
@@ -51,14 +55,18 @@ def parse_flag(value: str) -> bool:
     raise ValueError
 
 
+class NotAName(ValueError):
+    """A word is none of the valid ones; the text is the question whether the nearest was meant, or empty."""
+
+
 def choice(*names: str) -> Callable[[str], str]:
-    """One of the names, whatever its case."""
+    """One of the names, whatever its case, also by another name of a number format."""
 
     def parse(value: str) -> str:
-        for name in names:
-            if value.lower() == name.lower():
-                return name
-        raise ValueError
+        found = match(value, names)
+        if found is None:
+            raise NotAName(did_you_mean(value, names))
+        return found
 
     return parse
 
@@ -68,7 +76,10 @@ def parse_protocols(value: str) -> str:
     from ringleader.tune import parse_proto  # not at the top: settings are read before anything heavier is needed
 
     text = parse_text(value).lower()
-    parse_proto(text)
+    try:
+        parse_proto(text)
+    except InvalidArgument as error:
+        raise NotAName(f"; {error}".replace(f"; RINGLEADER_PROTO={text!r}: ", "; ")) from None
     return text
 
 
@@ -121,8 +132,9 @@ def several(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     def parse(value: str) -> tuple[str, ...]:
         exclude = value.startswith("^")
         names = [name.strip().upper() for name in value.removeprefix("^").split(",")]
-        if any(name not in (*known, "ALL") for name in names):
-            raise ValueError
+        for name in names:
+            if name not in (*known, "ALL"):
+                raise NotAName(did_you_mean(name, (*known, "ALL")))
         chosen = set(known) if "ALL" in names else set(names)
         return tuple(name for name in known if (name in chosen) != exclude)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from ringleader import _core, errors
+from ringleader._names import match, unknown
 from ringleader.runtime import arrays
 from ringleader.schedule import Collective
 
@@ -31,8 +32,8 @@ def parse_wire(wire: Wire) -> str | None:
 
     Examples
     --------
-    >>> parse_wire("bf16"), parse_wire({"inter": "int8"}), parse_wire(None)
-    ('bf16', 'int8', None)
+    >>> parse_wire("bf16"), parse_wire({"inter": "int8"}), parse_wire(None), parse_wire("fp16")
+    ('bf16', 'int8', None, 'f16')
     """
     if wire is None:
         return None
@@ -44,9 +45,12 @@ def parse_wire(wire: Wire) -> str | None:
                 "for example wire={'inter': 'bf16'}"
             )
         name = wire["inter"]
-    if not isinstance(name, str) or name not in WIRE_CODES:
-        raise errors.InvalidArgument(f"wire is {wire!r}; valid formats: {', '.join(WIRE_CODES)}")
-    return name
+    if isinstance(name, str) and name in WIRE_CODES:
+        return name
+    found = match(name, WIRE_CODES)
+    if found is None:
+        raise errors.InvalidArgument(unknown("wire format", name, WIRE_CODES))
+    return found
 
 
 def effective(wire: str | None, default: str, collective: Collective, code: int, nodes: tuple[int, ...]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from ringleader._names import did_you_mean
 from ringleader.errors import ScheduleError
 from ringleader.schedule.spec import check_spec
 from ringleader.schedule.table import Schedule
@@ -204,7 +205,9 @@ def _column(path: str, values: object, column: str, n: int) -> NDArray[np.int64]
 def _check_members(path: str, found: dict[Any, Any], known: tuple[str, ...], needed: Any) -> None:
     unknown = [member for member in found if member not in known]
     if unknown:
-        _fail(path, f"unknown member {_shown(unknown[0])}; known are {', '.join(known)}")
+        question = did_you_mean(unknown[0], known)
+        hint = f"{question} Known" if question else "; known"
+        _fail(path, f"unknown member {_shown(unknown[0])}{hint} are {', '.join(known)}")
     missing = [member for member in needed if member not in found]
     if missing:
         _fail(path, f"members are missing: {', '.join(missing)}")

@@ -9,6 +9,7 @@ from enum import Enum, IntEnum
 
 import numpy as np
 
+from ringleader._names import unknown
 from ringleader.errors import ScheduleError
 
 __all__ = ["TRANSFER_DTYPE", "Buffer", "Collective"]
@@ -39,8 +40,7 @@ class Buffer(IntEnum):
         try:
             return cls[value.upper()] if isinstance(value, str) else cls(value)
         except (KeyError, ValueError):
-            names = ", ".join(buffer.name.lower() for buffer in cls)
-            raise ScheduleError(f"unknown buffer {value!r}; expected one of {names}") from None
+            raise ScheduleError(unknown("buffer", value, (buffer.name.lower() for buffer in cls))) from None
 
 
 class Collective(str, Enum):
@@ -97,8 +97,7 @@ class Collective(str, Enum):
         try:
             return cls(value)
         except ValueError:
-            names = ", ".join(collective.value for collective in cls)
-            raise ScheduleError(f"unknown collective {value!r}; expected one of {names}") from None
+            raise ScheduleError(unknown("collective", value, (collective.value for collective in cls))) from None
 
 
 _BLOCKED = frozenset(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ringleader._names import unknown
 from ringleader.algorithms import COLLECTIVES
 from ringleader.errors import InvalidArgument
 
 __all__ = [
-    "ANY", "CONDITIONS", "LAYOUTS", "WIRES", "Conditions", "Range", "Situation", "layout_of", "nearest", "unknown_word",
+    "ANY", "CONDITIONS", "LAYOUTS", "WIRES", "Conditions", "Range", "Situation", "layout_of",
 ]  # fmt: skip
 
 LAYOUTS: Final = ("shm", "net", "mixed")
@@ -24,28 +24,6 @@ _MAX: Final = 1 << 62
 _NUMBER: Final = r"(\d{1,20})\s*([KMGT]?)(?:i?B)?"
 _RANGE: Final = re.compile(rf"{_NUMBER}\s*(?:(-)\s*(?:{_NUMBER})?)?", re.IGNORECASE | re.ASCII)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def nearest(word: object, valid: Iterable[str]) -> str:
-    """The valid word most like `word`; empty if none is like it."""
-    if not isinstance(word, str) or len(word) > 80:
-        return ""
-    return next(iter(difflib.get_close_matches(word.strip().lower(), list(valid), n=1)), "")
-
-
-def unknown_word(kind: str, word: object, valid: Iterable[str]) -> str:
-    """The message for a word that is none of the valid ones, with the nearest of them.
-
-    Examples
-    --------
-    >>> unknown_word("protocol", "psh", ("push", "pull"))
-    "unknown protocol 'psh'; did you mean 'push'? Valid: push, pull"
-    """
-    words = list(valid)
-    near = nearest(word, words)
-    hint = f"; did you mean {near!r}? Valid" if near else "; valid"
-    shown = repr(word) if len(repr(word)) <= 80 else f"{repr(word)[:77]}..."
-    return f"unknown {kind} {shown}{hint}: {', '.join(words)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +179,10 @@ class Conditions:
 
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES:
-            raise InvalidArgument(unknown_word("collective", self.collective, COLLECTIVES))
+            raise InvalidArgument(unknown("collective", self.collective, COLLECTIVES))
         for layout in self.layouts:
             if layout not in LAYOUTS:
-                raise InvalidArgument(unknown_word("layout", layout, LAYOUTS))
+                raise InvalidArgument(unknown("layout", layout, LAYOUTS))
         if not self.layouts:
             raise InvalidArgument(f"for no layout at all; expected some of {', '.join(LAYOUTS)}, with blanks between")
         object.__setattr__(self, "layouts", tuple(layout for layout in LAYOUTS if layout in self.layouts))

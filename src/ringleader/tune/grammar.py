@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ringleader._names import nearest, unknown
 from ringleader.algorithms import COLLECTIVES, names
 from ringleader.errors import InvalidArgument
-from ringleader.tune.conditions import CONDITIONS, Conditions, Situation, unknown_word
+from ringleader.tune.conditions import CONDITIONS, Conditions, Situation
 from ringleader.tune.rules import PROTOCOLS, known, unparametrised
 
 __all__ = ["ALGO", "PROTO", "Selection", "parse_algo", "parse_proto", "selected"]
@@ -89,7 +90,7 @@ def _conditions(collective: str, text: str, whole: str) -> Conditions:
     for condition in text.split(","):
         name, equals, value = (part.strip() for part in condition.partition("="))
         if not equals or name.lower() not in CONDITIONS:
-            hint = unknown_word("condition", name, CONDITIONS) if name else "a condition is name=value"
+            hint = unknown("condition", name, CONDITIONS) if name else "a condition is name=value"
             raise InvalidArgument(f"{whole}: {condition.strip()!r} in brackets: {hint}")
         field, read = CONDITIONS[name.lower()]
         if field in fields:
@@ -166,6 +167,8 @@ def _algorithms(collective: str, entry: _Entry, text: str) -> Selection:
     except InvalidArgument as error:
         first = entry.items[0] == text.split(",")[0]
         also = f"; or begin with a collective and ':' ({', '.join(COLLECTIVES)})" if first else ""
+        if first and (meant := nearest(entry.items[0].partition(":")[0], COLLECTIVES)):
+            also += f"; did you mean the collective {meant!r}?"
         raise InvalidArgument(f"{ALGO}={text!r}: {error}{also}") from None
     selection = Selection(tuple(dict.fromkeys(specs)), entry.exclude, entry.where)
     if not selection.filter(names(collective)):
@@ -202,8 +205,8 @@ def _protocols(entry: _Entry, text: str) -> Selection:
     for protocol in protocols:
         if protocol not in PROTOCOLS:
             raise InvalidArgument(
-                f"{PROTO}={text!r}: unknown word {protocol!r}; valid protocols: {', '.join(PROTOCOLS)}, "
-                f"valid collectives before ':': {', '.join(COLLECTIVES)}"
+                f"{PROTO}={text!r}: {unknown('protocol', protocol, PROTOCOLS, also=COLLECTIVES)}; "
+                f"before ':': {', '.join(COLLECTIVES)}"
             )
     selection = Selection(protocols, entry.exclude, entry.where)
     if not selection.filter(PROTOCOLS):

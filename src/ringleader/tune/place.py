@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringleader._names import did_you_mean
 from ringleader.errors import InvalidArgument
 from ringleader.tune.rules import layout_of
 
@@ -79,8 +80,10 @@ def parse_places(text: str) -> list[Place]:
     for part in text.split(","):
         ranks, _, transport = part.strip().partition(":")
         if not ranks.isdecimal() or len(ranks) > 4 or not 2 <= int(ranks) <= _MOST_RANKS or transport not in TRANSPORTS:
+            question = did_you_mean(transport, TRANSPORTS) if transport not in TRANSPORTS else ""
+            hint = f"{question} Expected" if question else "; expected"
             raise InvalidArgument(
-                f"{part.strip()[:40]!r} is not a place; expected ranks:transport with 2 to {_MOST_RANKS} ranks and a "
+                f"{part.strip()[:40]!r} is not a place{hint} ranks:transport with 2 to {_MOST_RANKS} ranks and a "
                 f"transport of {', '.join(TRANSPORTS)}, as in 2:shm,4:tcp"
             )
         places.append(Place.local(int(ranks), transport))

@@ -28,9 +28,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from ringleader._names import unknown
 from ringleader.algorithms import check
 from ringleader.errors import InvalidArgument
-from ringleader.tune.conditions import CONDITIONS, Range, unknown_word
+from ringleader.tune.conditions import CONDITIONS, Range
 from ringleader.tune.rules import Rule, RuleSet
 
 __all__ = [
@@ -212,9 +213,7 @@ def _members_of(value: object, valid: tuple[str, ...], line: int, element: str, 
         raise InvalidArgument(f"{source}, line {line}, {element}: {shown(value)}; expected an object")
     for name in value:
         if name not in valid:
-            raise InvalidArgument(
-                f"{source}, line {value.line_of(name)}, {element}: {unknown_word('member', name, valid)}"
-            )
+            raise InvalidArgument(f"{source}, line {value.line_of(name)}, {element}: {unknown('member', name, valid)}")
     return value
 
 
@@ -267,7 +266,16 @@ def loads(text: str, source: str = "rules") -> RuleSet:
     """
     if len(text) > MAX_BYTES:
         raise InvalidArgument(f"{source} has {len(text)} characters; expected at most {MAX_BYTES}")
-    whole = _members_of(parse_json(text, source), ("format", "version", "rules"), 1, "file", source)
+    try:
+        document = parse_json(text, source)
+    except InvalidArgument as error:
+        if text.lstrip().startswith("{"):
+            raise
+        raise InvalidArgument(
+            f"{error}; expected Ringleader's rules, JSON as `ringleader rules --json` writes it (`ringleader rules "
+            "import` makes it of Open MPI's and NCCL's files)"
+        ) from None
+    whole = _members_of(document, ("format", "version", "rules"), 1, "file", source)
     for name, expected in (("format", FORMAT), ("version", VERSION)):
         found = whole.get(name)
         if found != expected or isinstance(found, bool):

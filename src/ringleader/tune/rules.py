@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from ringleader._names import match, unknown
 from ringleader.algorithms import canonical, get, names
 from ringleader.errors import InvalidArgument
 from ringleader.tune.conditions import (
@@ -22,13 +23,11 @@ from ringleader.tune.conditions import (
     Range,
     Situation,
     layout_of,
-    nearest,
-    unknown_word,
 )  # fmt: skip
 
 __all__ = [
     "ANY", "LAYOUTS", "MAX_CHANNELS", "PROTOCOLS", "REDUCTIONS", "WIRES", "Conditions", "Range", "Rule", "RuleSet",
-    "Situation", "known", "layout_of", "unknown_word", "unparametrised",
+    "Situation", "known", "layout_of", "unparametrised",
 ]  # fmt: skip
 
 PROTOCOLS: Final = ("push", "pull")
@@ -90,9 +89,12 @@ class Rule(Conditions):
 
     def _check_choices(self) -> None:
         if self.protocol not in ("", *PROTOCOLS):
-            raise InvalidArgument(unknown_word("protocol", self.protocol, PROTOCOLS))
-        if self.wire not in ("", *WIRES):
-            raise InvalidArgument(unknown_word("wire format", self.wire, WIRES))
+            raise InvalidArgument(unknown("protocol", self.protocol, PROTOCOLS))
+        if self.wire:
+            wire = match(self.wire, WIRES)
+            if wire is None:
+                raise InvalidArgument(unknown("wire format", self.wire, WIRES))
+            object.__setattr__(self, "wire", wire)
         if self.wire and self.collective not in REDUCTIONS:
             raise InvalidArgument(
                 f"wire={self.wire} for {self.collective}; a rule may set it for {', '.join(REDUCTIONS)} only: moving "
@@ -133,13 +135,7 @@ def known(collective: str, spec: str) -> str:
     InvalidArgument
         As `ringleader.algorithms.canonical`.
     """
-    try:
-        return canonical(collective, spec)
-    except InvalidArgument as error:
-        name = str(spec).partition(":")[0]
-        valid = names(collective)
-        near = nearest(name, valid) if name.strip().lower() not in valid else ""
-        raise InvalidArgument(f"{error}; did you mean {near!r}?" if near else str(error)) from None
+    return canonical(collective, spec)
 
 
 def _algorithm(collective: str, text: str) -> str:

@@ -19,13 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ringleader._names import unknown
 from ringleader.algorithms import MAX_TRANSFERS, canonical, check, names, parse_spec
 from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import predict
 from ringleader.tune.grammar import ALGO, PROTO, Selection, parse_algo, parse_proto, selected
 from ringleader.tune.model import DEFAULT, Model
-from ringleader.tune.rules import PROTOCOLS, WIRES, Rule, RuleSet, Situation, known, layout_of, unknown_word
+from ringleader.tune.rules import PROTOCOLS, WIRES, Rule, RuleSet, Situation, known, layout_of
 
 __all__ = ["Choice", "Ruled", "problem", "ruled", "select", "select_wire", "spec_of"]
 
@@ -267,7 +268,7 @@ def _cheapest(situation: Situation, specs: Sequence[str], who: str, model: Model
 def _protocol(situation: Situation, ruled: str, forced: str | None, text: str) -> tuple[str, str]:
     if forced is not None:
         if forced.lower() not in PROTOCOLS:
-            raise InvalidArgument(unknown_word("protocol", forced, PROTOCOLS))
+            raise InvalidArgument(unknown("protocol", forced, PROTOCOLS))
         return forced.lower(), "protocol asked for by the call"
     selection = selected(parse_proto(text), situation)
     if selection is None:

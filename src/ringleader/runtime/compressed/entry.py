@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringleader import errors
-from ringleader.compress.base import Compressor, Floats, Keyed, as_floats
+from ringleader.compress.base import Compressor, Floats, Keyed, as_floats, no_compressor
 from ringleader.compress.pieces import Pieces
 from ringleader.runtime import arrays
 from ringleader.runtime.compressed.cost import pays
@@ -66,9 +66,7 @@ def all_reduce(
         raise errors.InvalidArgument(f"op is {operator.name!r}; compressed arrays can be reduced with 'sum' or 'avg'")
     compressor, key = (compression.compressor, compression.key) if isinstance(compression, Keyed) else (compression, "")
     if not isinstance(compressor, Compressor):
-        raise errors.InvalidArgument(
-            f"compression is {compression!r}; expected a compressor of ringleader.compress, e.g. FP16()"
-        )
+        raise errors.InvalidArgument(f"compression is {compression!r}; {no_compressor(compression)}")
     target = x if out is None else out
     arrays.target(target, "x (reduced in place)" if out is None else "out")  # refuses what cannot be written to
     shape = arrays.user_shape(x)

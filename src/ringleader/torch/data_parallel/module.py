@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ringleader import errors
+from ringleader._names import unknown
 from ringleader.compress import Compressor, Policy
 from ringleader.overlap import BucketPlan, PriorityPlan
 from ringleader.torch.data_parallel import layout
@@ -127,7 +128,7 @@ class DataParallel(StateMixin, nn.Module, JoiningMixin):
         nn.Module.__init__(self)
         JoiningMixin.__init__(self)
         if overlap not in _OVERLAPS:
-            raise errors.InvalidArgument(f"overlap is {overlap!r}; expected one of {', '.join(map(repr, _OVERLAPS))}")
+            raise errors.InvalidArgument(unknown("overlap", overlap, _OVERLAPS))
         if not bucket_cap_mb > 0:
             raise errors.InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}; expected MiB, more than 0")
         self.module = module

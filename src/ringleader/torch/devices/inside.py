@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from ringleader import errors
+from ringleader._names import unknown
 from ringleader.torch.devices.device import Device, device_of, kinds
 from ringleader.torch.devices.host import HostDevice
 
@@ -44,7 +45,7 @@ def make_backend(kind: str, store: Any, local: int, size: int, seconds: float) -
         An unknown kind, or NCCL where torch has none.
     """
     if kind not in KINDS:
-        raise errors.InvalidArgument(f"inside is {kind!r}; expected one of {', '.join(KINDS)}, or a process group")
+        raise errors.InvalidArgument(unknown("backend inside hosts", kind, KINDS, more=", or a process group"))
     gpu = "cuda" in kinds() and torch.cuda.is_available() and dist.is_nccl_available()
     if kind == "nccl" and not gpu:
         raise errors.InvalidArgument(
