@@ -300,7 +300,7 @@ def topo(
     """Show what this host, a file or a made-up cluster is made of: NUMA nodes, PCI, GPUs, adapters, switches."""
     from ringleader.cli.topo import run_topo
 
-    run_topo(_console(), source, root, matrix, as_json, svg, xml)
+    run_topo(console(), source, root, matrix, as_json, svg, xml)
 
 
 @app.command()
