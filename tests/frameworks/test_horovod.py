@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch_support import Ranks, data, place
 import ringleader as rl
 import ringleader.horovod.torch as hvd
 from ringleader import compress, errors
+from ringleader.horovod.common import exceptions
 
 SIZE = 3
 
@@ -83,32 +85,6 @@ def test_operations(ranks: Ranks) -> None:
         assert torch.equal(seen["grouped"][0], total) and torch.equal(seen["grouped"][2], 2 * total)
         assert seen["grouped"][1].dtype is torch.float64 and torch.equal(seen["grouped"][1], total[:, 0].double())
         assert seen["object"] == {"from": 2} and seen["objects"] == ["", "x", "xx"]
-
-
-def gradients_of_operations(_: str) -> list[torch.Tensor]:
-    hvd.init()
-    r = hvd.rank()
-    x = data(r, (r + 1, 2), torch.float32).requires_grad_()
-    y = data(r, (2,), torch.float32).requires_grad_()
-    z = data(r, (2,), torch.float32).requires_grad_()
-    # A loss per process; what is differentiated is their sum.
-    weight = float(r + 1)
-    gathered = (weight * hvd.allgather(x)).sum()
-    reduced = (weight * hvd.allreduce(y, op=hvd.Sum)).sum()
-    told = (weight * hvd.broadcast(z, root_rank=1)).sum()
-    gathered.backward()
-    reduced.backward()
-    told.backward()
-    hvd.shutdown()
-    assert x.grad is not None and y.grad is not None and z.grad is not None
-    return [x.grad, y.grad, z.grad]
-
-
-def test_operations_are_differentiable(ranks: Ranks) -> None:
-    for r, (x, y, z) in enumerate(ranks.run(gradients_of_operations)):
-        assert torch.equal(x, torch.full((r + 1, 2), 6.0))
-        assert torch.equal(y, torch.full((2,), 6.0))
-        assert torch.equal(z, torch.full((2,), 6.0 if r == 1 else 0.0))
 
 
 def sets(_: str) -> tuple[bool, list[float], bool]:
@@ -256,7 +232,8 @@ def other_order(_: str) -> str:
     try:
         for handle in handles:
             hvd.synchronize(handle)
-    except errors.RingleaderError as error:
+    except hvd.HorovodInternalError as error:
+        assert isinstance(error, errors.RingleaderError)
         return type(error).__name__
     finally:
         hvd.shutdown()
@@ -301,5 +278,193 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_before_init_it_says_so() -> None:
-    with pytest.raises(rl.errors.ClosedError, match=r"call init\(\)"):
-        hvd.rank()
+    for kind in (rl.errors.ClosedError, ValueError):
+        with pytest.raises(kind, match=r"call init\(\)"):
+            hvd.rank()
+
+
+def disagreements(_: str) -> list[tuple[bool, bool]]:
+    """What all processes see at once, and after which they go on."""
+    hvd.init(timeout=20)
+    r = hvd.rank()
+    kinds = [torch.float32, torch.int32, torch.float32]
+    calls: list[Callable[[], Any]] = [
+        lambda: hvd.allgather(torch.ones(2, dtype=kinds[r])),
+        lambda: hvd.grouped_allgather([torch.ones(2), torch.ones(2, 3 - r)]),
+        lambda: hvd.alltoall(torch.ones(SIZE, *([6, 1] if r else [3, 2]))),
+        lambda: hvd.broadcast(torch.ones(2), root_rank=min(r, 1)),
+        lambda: hvd.broadcast_(torch.ones(2, dtype=kinds[r]), root_rank=0),
+        lambda: hvd.broadcast(torch.ones(*([2, 3] if r else [3, 2])), root_rank=0),
+    ]
+    seen = []
+    for call in calls:
+        try:
+            call()
+            seen.append((False, False))
+        except hvd.HorovodInternalError as error:
+            seen.append((isinstance(error, errors.MismatchError), bool(hvd.allreduce(torch.ones(1), op=hvd.Sum) == 3)))
+    hvd.shutdown()
+    return seen
+
+
+def test_disagreement_about_shapes_types_and_roots_is_an_error_on_all(ranks: Ranks) -> None:
+    for seen in ranks.run(disagreements):
+        assert seen == [(True, True)] * 6
+
+
+def test_errors_are_horovods_too_and_travel_between_processes() -> None:
+    for kind in (errors.PeerLost, errors.CollectiveTimeout, errors.OutOfMemory, errors.MismatchError):
+        error = exceptions.failure(kind("why", [3]))
+        again = pickle.loads(pickle.dumps(error))
+        for each in (error, again):
+            assert isinstance(each, hvd.HorovodInternalError) and isinstance(each, kind)
+            assert str(each) == "why" and each.ranks == (3,)
+    wrong = errors.InvalidArgument("no")
+    assert exceptions.failure(wrong) is wrong
+    assert exceptions.HostsUpdatedInterrupt(True).skip_sync
+    assert isinstance(exceptions.HorovodVersionMismatchError("torch", "1", "2"), ImportError)
+
+
+def test_names_of_horovod() -> None:
+    built = [hvd.mpi_built, hvd.gloo_built, hvd.nccl_built, hvd.ddl_built, hvd.ccl_built, hvd.cuda_built]
+    assert not any(f() for f in [*built, hvd.rocm_built, hvd.mpi_enabled, hvd.gloo_enabled])
+    with pytest.raises(ValueError, match="MPI is not enabled"):
+        hvd.mpi_threads_supported()
+    for name in ("join", "elastic", "start_timeline"):
+        with pytest.raises(AttributeError, match=rf"no {name} \(docs/horovod.md\)"):
+            getattr(hvd, name)
+    assert all(hasattr(hvd, name) for name in hvd.__all__)
+
+
+def more_sets(_: str) -> None:
+    hvd.init(comm=list(range(SIZE)), process_sets="dynamic")
+    r = hvd.rank()
+    assert (hvd.global_process_set.ranks, hvd.global_process_set.process_set_id) == ([0, 1, 2], 0)
+    pair = hvd.ProcessSet(range(0, SIZE, 2))
+    assert (pair.process_set_id, pair.rank(), pair.size()) == (None, None, None)
+    hvd.add_process_set(pair)
+    assert pair.process_set_id and pair.size() == 2 and pair.included() == (r != 1)
+    assert r == 1 or pair.rank() == r // 2
+    with pytest.raises(ValueError, match="registered already"):
+        hvd.add_process_set([2, 0])
+    with pytest.raises(ValueError, match="expected the ranks"):
+        hvd.ProcessSet(["a"])  # type: ignore[list-item]
+    if r == 1:
+        with pytest.raises(errors.ClosedError, match="called by one of its members"):
+            hvd.allreduce(torch.ones(1), process_set=pair)
+    assert hvd.remove_process_set(pair) and pair.process_set_id is None
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="ProcessSet for a part"):
+        hvd.init([0, 1])
+    assert not hvd.is_initialized()
+
+
+def test_process_sets_answer_as_horovods(ranks: Ranks) -> None:
+    ranks.run(more_sets)
+
+
+class Words(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(10, 3, sparse=True)
+        self.out = torch.nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.out(self.embedding(x)).square().mean()
+        return y
+
+
+def words(step: int, rank: int) -> torch.Tensor:
+    return torch.randint(0, 10, (2 + rank,), generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def train_sparse(_: str, as_dense: bool, factor: float) -> list[torch.Tensor]:
+    hvd.init()
+    torch.manual_seed(0)
+    model = Words()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        model.named_parameters(),
+        gradient_predivide_factor=factor,
+        groups=[[model.out.weight, model.embedding.weight]],
+        sparse_as_dense=as_dense,
+    )
+    for step in range(4):
+        if step != 2 or hvd.rank() != 1:  # a process without a gradient
+            model(words(step, hvd.rank())).backward()
+        optimizer.step()
+        assert model.embedding.weight.grad is not None and model.embedding.weight.grad.is_sparse
+        optimizer.zero_grad()
+    hvd.shutdown()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("as_dense", "factor"), [(False, 1.0), (True, 1.0), (False, 2.0)])
+def test_sparse_gradients_are_averaged(ranks: Ranks, as_dense: bool, factor: float) -> None:
+    torch.manual_seed(0)
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(4):
+        present = [r for r in range(SIZE) if step != 2 or r != 1]
+        (torch.stack([model(words(step, r)) for r in present]).sum() / SIZE).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for weights in ranks.run(train_sparse, as_dense, factor):
+        for w, p in zip(weights, model.parameters(), strict=True):
+            assert torch.allclose(w, p, atol=1e-6)
+
+
+def one_set_trains(_: str) -> list[float]:
+    pair = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[pair])
+    x = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([x], lr=1.0), op=hvd.Sum, process_set=pair, backward_passes_per_step=3
+    )
+    assert list(optimizer._parameter_names.values()) == ["allreduce.noname.0.0"]
+    optimizer.set_backward_passes_per_step(1)
+    (x * (hvd.rank() + 1.0)).sum().backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match=r"called without optimizer.skip_synchronize\(\)"):
+        optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    parts = [torch.full((2,), float(hvd.rank())), torch.full((1,), 7.0 - hvd.rank())]
+    hvd.broadcast_parameters(parts, root_rank=1)
+    hvd.shutdown()
+    return [x.item(), *torch.cat(parts).tolist()]
+
+
+def test_an_optimizer_of_a_process_set(ranks: Ranks) -> None:
+    for r, seen in enumerate(ranks.run(one_set_trains)):
+        assert seen == [-2.0 if r == 1 else -4.0, 1.0, 1.0, 6.0]
+
+
+def normalize(_: str) -> list[torch.Tensor]:
+    hvd.init()
+    model = hvd.SyncBatchNorm(2)
+    x = samples(hvd.rank()).requires_grad_()
+    (model(x) ** 3).sum().backward()
+    frozen = model.eval()(x).detach()
+    hvd.shutdown()
+    assert x.grad is not None and model.weight.grad is not None
+    assert model.running_mean is not None and model.running_var is not None
+    return [x.grad, model.weight.grad, model.running_mean, model.running_var, frozen]
+
+
+def samples(rank: int) -> torch.Tensor:
+    return torch.randn(2 + rank, 2, 3, generator=torch.Generator().manual_seed(rank)) + 5.0
+
+
+def test_batch_norm_of_all_processes(ranks: Ranks) -> None:
+    model = torch.nn.BatchNorm1d(2)
+    x = torch.cat([samples(r) for r in range(SIZE)]).requires_grad_()
+    (model(x) ** 3).sum().backward()
+    assert x.grad is not None and model.weight.grad is not None
+    frozen = model.eval()(x).split([2, 3, 4])
+    found = ranks.run(normalize)
+    total = torch.stack([own[1] for own in found]).sum(0)
+    assert torch.allclose(total, model.weight.grad, rtol=1e-3, atol=1e-3)
+    for r, (gradient, _, mean, variance, after) in enumerate(found):
+        assert torch.allclose(gradient, x.grad.split([2, 3, 4])[r], rtol=1e-3, atol=1e-3)
+        assert torch.allclose(mean, model.running_mean) and torch.allclose(variance, model.running_var, rtol=1e-4)
+        assert torch.allclose(after, frozen[r], rtol=1e-4)

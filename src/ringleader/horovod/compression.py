@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Compression", "Compressor"]
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class Compressor:
@@ -23,6 +23,10 @@ class Compressor:
         return tensor
 
 
+class NoneCompressor(Compressor):
+    """Sent as it is."""
+
+
 class _Cast(Compressor):
     """Sent as another floating-point type; integers stay as they are."""
 
@@ -37,11 +41,15 @@ class _Cast(Compressor):
         return tensor.to(ctx)
 
 
-class _FP16(_Cast):
+class FP16Compressor(_Cast):
+    """Floating-point types travel as float16."""
+
     to = torch.float16
 
 
-class _BF16(_Cast):
+class BF16Compressor(_Cast):
+    """Floating-point types travel as bfloat16."""
+
     to = torch.bfloat16
 
 
@@ -54,6 +62,6 @@ class Compression:
     (tensor([1., 1.], dtype=torch.float16), torch.float32)
     """
 
-    none = Compressor
-    fp16 = _FP16
-    bf16 = _BF16
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

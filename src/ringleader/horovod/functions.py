@@ -18,14 +18,15 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, process_set: ProcessSet | None = None
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0, process_set: ProcessSet | None = None
 ) -> None:
     """Give all processes the root's tensors, in place.
 
     Parameters
     ----------
     params
-        A model's ``state_dict()`` or ``named_parameters()``, with the same names and shapes on all processes.
+        A model's ``state_dict()``, ``named_parameters()`` or ``parameters()``, with the same names and shapes on all
+        processes. The entries of a mapping travel in the order of their names.
 
     Raises
     ------
@@ -41,10 +42,17 @@ def broadcast_parameters(
     >>> hvd.broadcast_parameters(torch.nn.Linear(2, 2).state_dict(), root_rank=0)
     >>> hvd.shutdown()
     """
-    items = list(params.items()) if isinstance(params, Mapping) else list(params)
+    items: list[Any]
+    if isinstance(params, Mapping):
+        items = sorted(params.items(), key=lambda item: str(item[0]))
+    elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor):
+        items = [(None, item) if isinstance(item, torch.Tensor) else item for item in params]
+    else:
+        items = [params]
     if not all(isinstance(item, tuple) and len(item) == 2 for item in items):
         raise errors.InvalidArgument(
-            "params holds no (name, tensor) pairs; expected state_dict() or named_parameters()"
+            f"params is {type(params).__name__} and holds something else than tensors or (name, tensor) pairs; "
+            "expected state_dict(), named_parameters() or parameters()"
         )
     started = [
         operations.broadcast_async_(value, root_rank, name, process_set)
@@ -56,9 +64,14 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int = 0, process_set: ProcessSet | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int = 0,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet | None = None,
 ) -> None:
     """Give all processes the root's optimizer state, also where they have none yet (before the first step).
+
+    `model` is Horovod's; nothing has to be known of it here.
 
     Raises
     ------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ringleader import errors
 from ringleader.horovod import operations
 from ringleader.horovod.compression import Compression
 from ringleader.horovod.operations import Average, Handle, Sum
-from ringleader.horovod.session import ProcessSet, lane_of
+from ringleader.horovod.session import ProcessSet, global_process_set, lane_of
 from ringleader.runtime.dtypes import ReduceOp
 
 __all__ = ["DistributedOptimizer"]
@@ -29,10 +30,14 @@ class _Group:
         self.parameters = parameters
         self.missing = len(parameters)
         self.handle: Handle[list[torch.Tensor]] | None = None
+        self.afterwards: list[Callable[[], None]] = []
+        """What gives sparse gradients their results, once `handle` is done."""
 
 
-def _grouped(parameters: Sequence[torch.Tensor], groups: int, limit: int) -> list[_Group]:
+def _grouped(parameters: Sequence[torch.Tensor], groups: int | list[list[torch.Tensor]], limit: int) -> list[_Group]:
     """From the last parameter to the first, as their gradients become ready; one type and device in a group."""
+    if isinstance(groups, list):
+        return _as_told(parameters, groups)
     most = -(-len(parameters) // groups) if groups else len(parameters)
     made: list[list[torch.Tensor]] = []
     nbytes = 0
@@ -47,33 +52,54 @@ def _grouped(parameters: Sequence[torch.Tensor], groups: int, limit: int) -> lis
     return [_Group(number, each) for number, each in enumerate(made)]
 
 
+def _as_told(parameters: Sequence[torch.Tensor], groups: list[list[torch.Tensor]]) -> list[_Group]:
+    """The caller's groups, in the order in which their last gradients become ready; the other parameters alone."""
+    of = {id(p): i for i, group in enumerate(groups) for p in group}
+    made: dict[int, list[torch.Tensor]] = {}
+    for p in parameters:
+        made.setdefault(of.get(id(p), -1 - id(p)), []).append(p)
+    # A group is whole when its first parameter is ready, and gradients become ready from the last to the first.
+    place = {id(p): i for i, p in enumerate(parameters)}
+    ordered = sorted(made.values(), key=lambda group: -place[id(group[0])])
+    return [_Group(number, each) for number, each in enumerate(ordered)]
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x if factor == 1.0 else x * factor
+
+
 class _Averaging:
     """What `DistributedOptimizer` mixes into the class of the optimizer that it is given.
 
     Invariant: groups start in their order on every process, whatever the order in which gradients become ready; so
     all processes start the same operations in the same order. What is left at `synchronize` starts there, with zeros
-    for gradients that this process does not have.
+    for gradients that this process does not have. A process outside the process set starts nothing.
     """
 
     param_groups: list[dict[str, Any]]
 
-    def _prepare(self, options: dict[str, Any], names: dict[int, str], groups: int) -> None:
+    def _prepare(
+        self, options: dict[str, Any], names: dict[torch.Tensor, str], groups: int | list[list[torch.Tensor]]
+    ) -> None:
         self._options = options
-        self._passes: int = options.pop("passes")
+        self.backward_passes_per_step: int = options.pop("passes")
         self._sparse_as_dense: bool = options.pop("sparse_as_dense")
         limit = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_THRESHOLD))
-        self._names = names
+        self._parameter_names = names
         self._grouping = (groups, limit)
         self._hooks: list[Any] = []
+        self._sparse: dict[int, int] = {}
+        """Parameters whose gradients have been sparse, and in how many dimensions."""
         self._regroup()
 
     def _regroup(self) -> None:
+        members: ProcessSet = self._options["process_set"] or global_process_set
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        self._groups = _grouped(parameters, *self._grouping)
+        self._groups = _grouped(parameters, *self._grouping) if members.included() else []
         self._next = 0
         self._skip = False
         self._synchronized = False
-        self._left = {id(p): self._passes for p in parameters}
+        self._left = {id(p): self.backward_passes_per_step for p in parameters}
         for hook in self._hooks:
             hook.remove()
         self._hooks = [
@@ -88,8 +114,9 @@ class _Averaging:
             self._left[id(parameter)] -= 1
             if self._left[id(parameter)] < 0:
                 raise errors.InvalidArgument(
-                    f"{self._names.get(id(parameter), 'a parameter')} got more than {self._passes} gradients before "
-                    "step(); expected backward_passes_per_step to be the number of backward passes per step"
+                    f"{self._parameter_names.get(parameter, 'a parameter')} got more than "
+                    f"{self.backward_passes_per_step} gradients before step(); "
+                    "expected backward_passes_per_step to be the number of backward passes per step"
                 )
             if self._left[id(parameter)] == 0:
                 group.missing -= 1
@@ -102,16 +129,57 @@ class _Averaging:
             self._start(self._groups[self._next])
 
     def _start(self, group: _Group) -> None:
-        gradients = []
+        dense = []
         for p in group.parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            elif p.grad.layout is not torch.strided and self._sparse_as_dense:
-                p.grad = p.grad.to_dense()
-            gradients.append(p.grad)
+                if id(p) in self._sparse:
+                    p.grad = p.grad.to_sparse(self._sparse[id(p)])
+            if p.grad.layout is torch.strided:
+                dense.append(p.grad)
+            elif self._sparse_as_dense:
+                dense.append(p.grad.to_dense())
+                group.afterwards.append(self._as_sparse(p, dense[-1]))
+            else:
+                self._sparse[id(p)] = p.grad.sparse_dim()
+                group.afterwards.append(self._gathered(p))
         name = f"gradients {group.number}"
-        group.handle = operations.grouped_allreduce_async_(gradients, name=name, **self._options)
+        group.handle = operations.grouped_allreduce_async_(dense, name=name, **self._options)
         self._next += 1
+
+    def _as_sparse(self, p: torch.Tensor, total: torch.Tensor) -> Callable[[], None]:
+        """Optimizers for sparse gradients take no others, so the sum is sparse again."""
+        assert p.grad is not None
+        self._sparse[id(p)] = dims = p.grad.sparse_dim()
+
+        def finish() -> None:
+            p.grad = total.to_sparse(dims)
+
+        return finish
+
+    def _gathered(self, p: torch.Tensor) -> Callable[[], None]:
+        assert p.grad is not None
+        name = self._parameter_names.get(p)
+        before = _scaled(p.grad, self._options.get("prescale_factor", 1.0))
+        wait = operations.sparse_allreduce_async(before, name, self._options["op"], self._options["process_set"])
+
+        def finish() -> None:
+            p.grad = _scaled(wait(), self._options.get("postscale_factor", 1.0))
+
+        return finish
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Average after so many backward passes from now on; on all processes, between two steps."""
+        if passes < 1:
+            raise errors.InvalidArgument(f"passes is {passes}; expected at least 1")
+        self.backward_passes_per_step = passes
+        self._left = dict.fromkeys(self._left, passes)
+
+    def load_state_dict(self, *arguments: Any, **named: Any) -> None:
+        """The optimizer's own, between two steps."""
+        self._forget()
+        self._skip = self._synchronized = False
+        super().load_state_dict(*arguments, **named)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The optimizer's own; its parameters are averaged from now on. On all processes, between two steps."""
@@ -132,12 +200,17 @@ class _Averaging:
             for group in self._groups:
                 if group.handle is not None:
                     operations.synchronize(group.handle)
+                for finish in group.afterwards:
+                    finish()
             self._synchronized = True
         finally:
-            self._next = 0
-            self._left = dict.fromkeys(self._left, self._passes)
-            for group in self._groups:
-                group.handle, group.missing = None, len(group.parameters)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._next = 0
+        self._left = dict.fromkeys(self._left, self.backward_passes_per_step)
+        for group in self._groups:
+            group.handle, group.missing, group.afterwards = None, len(group.parameters), []
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -158,7 +231,13 @@ class _Averaging:
                 return loss
 
             return super().step(averaged)  # type: ignore[misc]
-        if not self._skip and not self._synchronized:
+        if not self._skip and self._synchronized:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(). "
+                "Horovod averages a second time here; Ringleader takes the gradients as they are",
+                stacklevel=2,
+            )
+        elif not self._skip:
             self.synchronize()
         self._synchronized = False
         return super().step(closure)  # type: ignore[misc]
@@ -184,6 +263,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet | None = None,
 ) -> Any:
@@ -206,6 +286,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     num_groups
         Number of groups of gradients that travel together; 0 fills groups up to HOROVOD_FUSION_THRESHOLD bytes
         (16 MiB if not set).
+    groups
+        The same, or the groups themselves: lists of parameters. What is in none of them travels alone.
+    sparse_as_dense
+        Sparse gradients are reduced as dense ones, and are sparse again after. Else indices and values are gathered.
+    process_set
+        Processes that average. The optimizers of others step for themselves.
 
     Raises
     ------
@@ -233,6 +319,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise errors.InvalidArgument("gradient_predivide_factor works with op=Average only")
     names = _checked_names(optimizer, named_parameters)
+    chosen = _checked_groups(num_groups if groups is None else groups)
+    members = process_set or global_process_set
     options = {
         "op": op,
         "compression": compression,
@@ -240,7 +328,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "passes": backward_passes_per_step,
         "sparse_as_dense": sparse_as_dense,
     }
-    if gradient_predivide_factor != 1.0:
+    if gradient_predivide_factor != 1.0 and members.included():
         size = lane_of(process_set).comm.size
         options |= {
             "op": Sum,
@@ -253,22 +341,42 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     distributed.__dict__.update(optimizer.__dict__)
     # A scheduler puts the plain optimizer's own step there, which would go past the averaging.
     distributed.__dict__.pop("step", None)
-    distributed._prepare(options, names, num_groups)
+    distributed._prepare(options, names, chosen)
     return distributed
+
+
+def _checked_groups(groups: Any) -> int | list[list[torch.Tensor]]:
+    if isinstance(groups, int):
+        if groups < 0:
+            raise errors.InvalidArgument(f"groups is {groups}; expected a number from 0 or lists of parameters")
+        return groups
+    found = [list(group) for group in groups]
+    members = [p for group in found for p in group]
+    if not all(isinstance(p, torch.Tensor) for p in members):
+        raise errors.InvalidArgument("groups hold something that is no tensor; expected lists of parameters")
+    if len({id(p) for p in members}) < len(members):
+        raise errors.InvalidArgument("groups hold a parameter twice; expected each in one group")
+    return found
 
 
 def _checked_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> dict[int, str]:
+) -> dict[torch.Tensor, str]:
     if named_parameters is None:
-        return {}
+        return {
+            p: f"allreduce.noname.{i}.{j}"
+            for i, group in enumerate(optimizer.param_groups)
+            for j, p in enumerate(group["params"])
+        }
     pairs = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise errors.InvalidArgument("named_parameters holds no (name, parameter) pairs; expected named_parameters()")
     words = [name for name, _ in pairs]
     twice = sorted({name for name in words if words.count(name) > 1})
     if twice:
         raise errors.InvalidArgument(f"named_parameters has {', '.join(twice)} more than once; expected each name once")
-    names = {id(p): name for name, p in pairs}
-    missing = sum(id(p) not in names for group in optimizer.param_groups for p in group["params"])
+    names = {p: name for name, p in pairs}
+    missing = sum(p not in names for group in optimizer.param_groups for p in group["params"])
     if missing:
         raise errors.InvalidArgument(
             f"{missing} of the optimizer's parameters are not in named_parameters; expected model.named_parameters()"
