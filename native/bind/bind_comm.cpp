@@ -55,12 +55,13 @@ CommOptions parse_options(const std::map<std::string, std::int64_t>& given) {
   options.ring_bytes = static_cast<std::uint64_t>(take("p2p_ring_bytes", static_cast<std::int64_t>(options.ring_bytes)));
   options.wait.spin_us = static_cast<std::uint32_t>(take("spin_us", options.wait.spin_us));
   options.wait.yield_us = static_cast<std::uint32_t>(take("yield_us", options.wait.yield_us));
+  options.wait.slice_us = static_cast<std::uint32_t>(take("slice_us", options.wait.slice_us));
   options.inline_bytes = static_cast<std::uint64_t>(take("inline_bytes", static_cast<std::int64_t>(options.inline_bytes)));
   options.wait.oversubscribed = take("oversubscribed", 0) != 0;
   options.bound = take("bound", 0) != 0;
   if (!rest.empty())
     throw Error(ErrorKind::invalid, "unknown option '" + rest.begin()->first +
-                                        "'; known: slot_bytes, p2p_ring_bytes, inline_bytes, spin_us, yield_us, oversubscribed, bound");
+                                        "'; known: slot_bytes, p2p_ring_bytes, inline_bytes, spin_us, yield_us, slice_us, oversubscribed, bound");
   options.small_slot_bytes = std::min(options.small_slot_bytes, options.slot_bytes);
   return options;
 }

@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "memory/cores.hpp"
 #include "memory/peer.hpp"
 #include "memory/strided.hpp"
+#include "memory/time_slice.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -88,6 +90,8 @@ void bind_memory(nb::module_& m) {
   m.def("arena_used", &arena_used);
   m.def("arena_contains", &arena_contains, "ptr"_a, "nbytes"_a);
   m.def("usable_cores", [] { return usable_cores(); });
+  m.def("time_slice_refusal", [](std::uint32_t microseconds) { return TimeSlice::refusal(microseconds); }, "microseconds"_a,
+        nb::call_guard<nb::gil_scoped_release>());
   m.def("quota_cores", [] { return quota_cores(); });
   nb::class_<StridedCopy>(m, "StridedCopy")
       .def("__init__",

@@ -209,6 +209,7 @@ void Communicator::close(double timeout_seconds) {
       if (connection) connection->send_goodbye();
     control_.clear();
   }
+  slice_use_.reset();
   // Who still drives an operation works in this memory: it is given back with the communicator then.
   if (quiet) bury();
 }

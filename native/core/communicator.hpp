@@ -17,6 +17,7 @@
 #include "core/work.hpp"
 #include "memory/cores.hpp"
 #include "memory/fork.hpp"
+#include "memory/time_slice.hpp"
 #include "transport/shm/waiter.hpp"
 #include "transport/tcp/control_connection.hpp"
 
@@ -179,6 +180,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Mesh mesh_;
   CommOptions options_;
   CoreMask cores_;  // of its own threads; empty: as those that start them
+  std::optional<TimeSlice::Use> slice_use_{std::in_place};  // until closed
   SpinBudget spin_budget_;
   Patience patience_;  // under kBusy
   std::atomic<double> timeout_;

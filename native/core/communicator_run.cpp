@@ -221,6 +221,7 @@ bool Communicator::help(WorkState& work, Clock::time_point until) {
 // The progress thread: queued operations in order; between and during them, point-to-point messages.
 void Communicator::thread_main() {
   cores_.apply_to_this_thread();
+  TimeSlice::ask(options_.wait.slice_us);
   Driver p2p_driver(*this);
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -258,3 +258,61 @@ TEST_CASE("slow() rises with waiting and falls with progress; ready() stops a sl
   }()));
   CHECK(own->sleeping.load() == 0);
 }
+
+TEST_CASE("a poll that brought something does not make the next sleep ignore the descriptors") {
+  const Block own = make_block();
+  int pipe[2];
+  REQUIRE(::pipe(pipe) == 0);
+  CHECK(::write(pipe[1], "x", 1) == 1);
+  pollfd fds[] = {{pipe[0], POLLIN, 0}};
+  Waiter waiter(kDefault, own.get());
+  int on_doorbell = 0;  // sleeps on the doorbell are announced before `ready` is asked
+  const auto ready = [&] {
+    on_doorbell += own->sleeping.load() > 0;
+    return false;
+  };
+  const auto descriptors = [&] { return std::span<pollfd>(fds); };
+  for (int i = 0; i < 10; ++i) {
+    waiter.idle(ready, descriptors, kForever, true);
+    waiter.progressed();
+  }
+  CHECK(on_doorbell == 0);
+  // Where nothing moves, the descriptor that is ready all the time must not turn sleeping into spinning.
+  for (int i = 0; i < 10; ++i) waiter.idle(ready, descriptors, kForever, true);
+  CHECK(on_doorbell == 5);
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+}
+
+TEST_CASE("a budget of spinning that a busy moment took comes back, for answers that spinning could have met") {
+  SpinBudget budget(20);
+  for (int i = 0; i < 100; ++i) budget.learn(5us, true);
+  CHECK(budget.get() == 0ns);
+  for (int i = 0; i < 100; ++i) budget.learn(1ms, false);
+  CHECK(budget.get() == 0ns);  // no spinning would have met these
+  for (int i = 0; i < 100; ++i) budget.learn(8us, false);
+  CHECK(budget.get() == 20us);
+}
+
+TEST_CASE("few looks in vain do not keep more from being tried") {
+  Patience patience;
+  // As if the answer came after `needed` looks.
+  const auto wait = [&](std::uint32_t needed) {
+    std::uint32_t looked = 0;
+    while (looked < needed && patience.more(looked)) ++looked;
+    patience.learn(looked, looked == needed);
+    return looked == needed;
+  };
+  for (int i = 0; i < 100; ++i) wait(1000);  // nobody comes: as few as possible
+  int found = 0;
+  for (int i = 0; i < 200; ++i) found += wait(20);
+  CHECK(found > 100);
+  int looks = 0;
+  for (int i = 0; i < 1280; ++i) {
+    std::uint32_t looked = 0;
+    while (patience.more(looked)) ++looked;
+    patience.learn(looked, false);
+    looks += static_cast<int>(looked);
+  }
+  CHECK(looks < 1280 * 9);  // few, and a trial now and then
+}

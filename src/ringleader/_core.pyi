@@ -100,6 +100,9 @@ def arena_contains(ptr: int, nbytes: int) -> bool: ...
 def usable_cores() -> int:
     """Cores this process may use: the smaller of its affinity mask and its cgroup CPU quota, at least 1."""
 
+def time_slice_refusal(microseconds: int) -> str:
+    """Why the kernel does not give threads of this process a slice of the core of that length; empty if it does."""
+
 def quota_cores() -> int:
     """The cgroup CPU quota in whole cores, at least 1; 0 if there is none."""
 

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "memory/time_slice.hpp"
+
 namespace ringleader {
 
 namespace {
@@ -17,7 +19,6 @@ using std::chrono::milliseconds;
 
 constexpr auto kFirstTurn = microseconds(50);
 constexpr auto kLongestTurn = milliseconds(2);
-constexpr auto kPrompt = microseconds(2);      // an answer within this would have been worth spinning for
 constexpr auto kSwitch = std::chrono::nanoseconds(900);  // a yield that takes longer let somebody else run
 constexpr auto kUnhurried = microseconds(50);  // before that, checking deadlines and peers is not worth a system call
 
@@ -44,7 +45,7 @@ bool Waiter::due_for_sleep_by_clock() {
   now_ = Clock::now();
   if (spins_++ == 0) {
     start_ = now_;
-    turn_ = kFirstTurn;
+    turn_ = blind_turn_ = kFirstTurn;
     useless_poll_ = false;
   }
   const auto waited = now_ - start_;
@@ -58,6 +59,7 @@ bool Waiter::due_for_sleep_by_clock() {
   past_spinning_ = true;
   slow_ = waited >= std::max<Clock::duration>(spin, kUnhurried) || policy_.yield_us == 0;
   if (waited >= spin + microseconds(policy_.yield_us)) return true;
+  TimeSlice::ask(policy_.slice_us);
   ::sched_yield();
   const auto back = Clock::now();
   shared_core_ |= back - now_ > kSwitch;
@@ -69,24 +71,17 @@ bool Waiter::due_for_sleep_by_clock() {
 void Waiter::sleep_at_once() {
   now_ = Clock::now();
   turn_ = kLongestTurn;
+  if (!useless_poll_) blind_turn_ = kFirstTurn;
   past_spinning_ = slow_ = true;
-}
-
-// Spinning pays while peers run on cores of their own. It does not where they share ours, and that shows in yields after which
-// somebody else ran: then every microsecond of spinning keeps the peer from answering.
-void Waiter::learn() {
-  if (shared_core_)
-    budget_->halve();
-  else if (!past_spinning_ || now_ - start_ < kPrompt)
-    budget_->lengthen();
 }
 
 void Waiter::sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep) {
   ++sleeps_;
   auto limit = std::max<Clock::duration>(max_sleep, microseconds(1));
   if (!fds.empty() && (own_ != nullptr || useless_poll_)) {
-    limit = std::min(limit, turn_);
-    turn_ = std::min<Clock::duration>(turn_ * 2, kLongestTurn);
+    Clock::duration& turn = useless_poll_ ? blind_turn_ : turn_;
+    limit = std::min(limit, turn);
+    turn = std::min<Clock::duration>(turn * 2, kLongestTurn);
   }
   const timespec timeout = to_timespec(limit);
   if (sleeps_on_doorbell(fds)) {

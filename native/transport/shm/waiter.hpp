@@ -26,6 +26,7 @@ struct WaitPolicy {
   std::uint32_t spin_us = 20;    // busy waiting; not at all when oversubscribed
   std::uint32_t yield_us = 500;  // sched_yield after that, before sleeping
   bool oversubscribed = false;   // more local ranks than usable cores
+  std::uint32_t slice_us = 0;    // slice of the core that a thread asks for when it first yields (TimeSlice); 0: the usual one
   std::uint32_t turns_per_clock = 32;  // idle turns between looks at the clock while spinning; 1 where a turn is a system call
 };
 
@@ -35,11 +36,17 @@ class SpinBudget {
  public:
   explicit SpinBudget(std::uint32_t limit_us) : limit_ns_(limit_us * 1000), ns_(limit_us * 1000) {}
   std::chrono::nanoseconds get() const { return std::chrono::nanoseconds(ns_.load(std::memory_order_relaxed)); }
-  void lengthen() {
+  // A wait ended after `waited`. Spinning pays while peers run on cores of their own. It does not where they share ours, and that shows in
+  // yields after which somebody else ran: then every microsecond of spinning keeps the peer from answering. Where nobody did, a wait that
+  // the longest spinning would have met is one for more of it, however short the present budget: else what a busy moment took would stay
+  // lost.
+  void learn(std::chrono::nanoseconds waited, bool shared_core) {
     const std::uint32_t now = ns_.load(std::memory_order_relaxed);
-    if (now < limit_ns_) ns_.store(std::min(limit_ns_, now + now / 4 + kStepNs), std::memory_order_relaxed);
+    if (shared_core)
+      ns_.store(now / 2, std::memory_order_relaxed);
+    else if (now < limit_ns_ && waited < std::chrono::nanoseconds(limit_ns_))
+      ns_.store(std::min(limit_ns_, now + now / 4 + kStepNs), std::memory_order_relaxed);
   }
-  void halve() { ns_.store(ns_.load(std::memory_order_relaxed) / 2, std::memory_order_relaxed); }
 
  private:
   static constexpr std::uint32_t kStepNs = 250;
@@ -60,16 +67,21 @@ inline void cpu_relax() {
 class Patience {
  public:
   // Whether to look once more; `looked`: how often the current wait has done so.
-  bool more(std::uint32_t looked) const { return looked < looks_; }
+  bool more(std::uint32_t looked) const { return looked < (trial_ ? kMost : looks_); }
   // A wait is over or gives up: `looked` looks were spent, with or without success.
   void learn(std::uint32_t looked, bool success) {
     if (looked == 0) return;
-    looks_ = success ? std::min(kMost, looks_ + looks_ / 8 + 1) : std::max(kLeast, looks_ - looks_ / 8);
+    // That few looks were in vain says nothing of more, so now and then a wait looks as often as could ever pay.
+    trial_ = ++lessons_ % kBetweenTrials == 0;
+    looks_ = success ? std::min(kMost, std::max(looks_, looked) + looks_ / 8 + 1) : std::max(kLeast, looks_ - looks_ / 8);
   }
 
  private:
   static constexpr std::uint32_t kLeast = 4, kMost = 64;  // about 50 ns each
+  static constexpr std::uint32_t kBetweenTrials = 64;
   std::uint32_t looks_ = kMost / 2;
+  std::uint32_t lessons_ = 0;
+  bool trial_ = false;  // of the next wait
 };
 
 class Waiter {
@@ -81,9 +93,10 @@ class Waiter {
 
   // Something moved: the next idle() starts over at spinning.
   void progressed() {
-    if (budget_ != nullptr && spins_ > 0) learn();
+    if (budget_ != nullptr && spins_ > 0) budget_->learn(now_ - start_, shared_core_);
     spins_ = 0;
     past_spinning_ = shared_core_ = slow_ = false;
+    useless_poll_ = false;
   }
 
   // Nothing moved. Waits a little, at most about `max_sleep`. Before sleeping, the sleep is announced and then
@@ -135,7 +148,6 @@ class Waiter {
   }
   bool due_for_sleep_by_clock();
   void sleep_at_once();
-  void learn();
   void sleep(std::uint32_t seen, std::span<pollfd> fds, Clock::duration max_sleep);
 
   WaitPolicy policy_;
@@ -147,7 +159,8 @@ class Waiter {
   bool slow_ = false;
   Clock::time_point start_{}, now_{};  // of the first and of the last clock reading since progress
   Clock::duration turn_{};             // length of the next short sleep; grows until progress
-  bool useless_poll_ = false;          // the last poll was ready at once, and yet nothing moved since
+  bool useless_poll_ = false;          // the last poll said that something could be done, and yet nothing moved since
+  Clock::duration blind_turn_{};       // length of the next sleep that ignores descriptors; grows until progress
   std::uint64_t sleeps_ = 0;
 };
 

@@ -33,12 +33,6 @@ constexpr std::size_t kBufferBytes = 256 * 1024;
 // A read for a header takes this much along, so that a small message costs one system call. What follows in a large
 // message goes straight to its destination.
 constexpr std::size_t kReadAhead = 16 * 1024;
-// Less is over before its speed can be told from the kernel's hiccups.
-constexpr std::size_t kWorthTiming = 12 * 1024;
-// A sleep that waits for data of a slow link ends when this much has come: a packet a wake-up would cost more processor time than
-// everything else. A link is slow if that takes longer than kWorthSleeping, many times what waking up takes.
-constexpr std::size_t kSleepBatch = 64 * 1024;
-constexpr double kWorthSleepingNs = 100'000;
 constexpr std::size_t kMaxIovecs = 64;
 constexpr std::size_t kAlign = 64;
 static_assert(kRecvBudget >= kBufferBytes && kReadAhead >= sizeof(MessageHeader));
@@ -81,9 +75,9 @@ short TcpLink::poll_events() const {
 // What comes next was posted, so its size is known before it comes. Small messages, and the end of large ones, are always prompt.
 Haste TcpLink::haste() const {
   if (recvs_.empty() && sends_.empty()) return Haste::none;
-  if (pace_ == 0) return recvs_.empty() ? Haste::none : Haste::prompt;
+  if (!pace_.known()) return recvs_.empty() ? Haste::none : Haste::prompt;
   const std::uint64_t next = recvs_.empty() ? sends_.front().header.bytes : header_seen_ ? to_come() : recvs_.front().header.bytes;
-  return pace_ * static_cast<double>(std::min<std::uint64_t>(next, kSleepBatch)) > kWorthSleepingNs ? Haste::unhurried : Haste::prompt;
+  return pace_.slow(next) ? Haste::unhurried : Haste::prompt;
 }
 
 // Of the front message, once its header is there. What lies in the buffer is less than an item or a block of it, and the kernel no
@@ -91,8 +85,9 @@ Haste TcpLink::haste() const {
 std::uint64_t TcpLink::to_come() const { return remaining_ - (end_ - begin_); }
 
 void TcpLink::prepare_sleep() {
-  const bool batch = header_seen_ && haste() == Haste::unhurried;
-  const std::size_t wanted = batch ? std::min<std::uint64_t>(to_come(), kSleepBatch) : 1;
+  const bool unhurried = haste() == Haste::unhurried;
+  if (unhurried) pace_.slept();
+  const std::size_t wanted = unhurried && header_seen_ ? std::min<std::uint64_t>(to_come(), LinePace::kBatch) : 1;
   if (wanted == low_water_) return;
   const int value = static_cast<int>(wanted);
   if (setsockopt(socket_.fd(), SOL_SOCKET, SO_RCVLOWAT, &value, sizeof value) == 0) low_water_ = wanted;
@@ -257,7 +252,7 @@ std::size_t TcpLink::recv_some(std::size_t budget) {
     }
     if (got == 0) break;
   }
-  if (drained && header_seen_ && flowing_ == Clock::time_point{} && remaining_ >= kWorthTiming) flow_begins();
+  if (drained && header_seen_ && flowing_ == Clock::time_point{} && remaining_ >= LinePace::kWorthTiming) flow_begins();
   return moved;
 }
 
@@ -279,6 +274,7 @@ void TcpLink::first_came() {
 void TcpLink::flow_begins() {
   flowing_ = Clock::now();
   flow_start_ = bytes_received;
+  pace_.begins(flowing_);
   if (meter != nullptr) meter->begin(flowing_);
 }
 
@@ -288,10 +284,7 @@ void TcpLink::flow_ends() {
   const auto ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(now - flowing_).count());
   ReceiveMeter::add(times.flow_bytes, flowed);
   ReceiveMeter::add(times.flow_ns, ns);
-  if (flowed >= kWorthTiming) {
-    const double pace = static_cast<double>(ns) / static_cast<double>(flowed);
-    pace_ = pace_ == 0 ? pace : pace_ + (pace - pace_) / 4;
-  }
+  pace_.ends();
   if (meter != nullptr) meter->end(now, flowed);
   flowing_ = {};
 }
@@ -390,6 +383,7 @@ std::size_t TcpLink::read_into_pieces(const RecvRequest& request, std::size_t li
 }
 
 std::size_t TcpLink::received(ssize_t result, std::size_t asked, bool& drained) {
+  if (flowing_ != Clock::time_point{}) pace_.looked(Clock::now(), result > 0 ? static_cast<std::size_t>(result) : 0);
   if (result == 0) throw tcp::lost(peer_, peer_name_, activity(), 0);
   if (result < 0) {
     if (!tcp::would_block(errno)) throw tcp::lost(peer_, peer_name_, activity(), errno);

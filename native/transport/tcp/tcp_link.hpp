@@ -10,6 +10,7 @@
 
 #include "core/work.hpp"  // Clock
 #include "transport/link.hpp"
+#include "transport/tcp/line_pace.hpp"
 #include "transport/tcp/socket.hpp"
 #include "transport/wire_stream.hpp"
 
@@ -92,7 +93,7 @@ class TcpLink final : public Link {
   // with the bytes received by then. Zero: not.
   Clock::time_point awaited_{}, flowing_{};
   std::uint64_t flow_start_ = 0;
-  double pace_ = 0;           // nanoseconds a byte, of recent flows; 0: not known yet
+  LinePace pace_;
   std::size_t low_water_ = 1;  // bytes that must have come before the socket counts as readable
 
   // Bytes [begin_, end_) were read from the socket and not yet consumed: headers with what small payload came along,

@@ -17,6 +17,7 @@ from ringleader.cli.machine import Machine
 from ringleader.cli.system import package_version, system_info
 from ringleader.errors import RingleaderError
 from ringleader.runtime import addresses
+from ringleader.runtime.binding import short_slices
 from ringleader.runtime.config import PREFIX, SETTINGS, Config
 from ringleader.runtime.environment import detect, format_hostport
 from ringleader.runtime.spawn import WorkerGroup
@@ -67,6 +68,7 @@ def _processor() -> Iterator[Finding]:
     yield None, f"memory {info['memory_gib']} GiB, transparent huge pages {info['huge_pages'] or 'unknown'}"
     with Machine() as machine:
         yield None, str(machine.state())
+    yield None, short_slices(Config.from_environment(None).time_slice)
     load = os.getloadavg()[0]
     cores = _core.usable_cores()
     crowded = "; other work competes with ranks, expect slow and unsteady collectives" if load > cores else ""

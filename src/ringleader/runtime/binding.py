@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringleader import _core
 from ringleader.errors import InvalidArgument
 
 __all__ = [
     "BIND_FORM", "NONE", "Binding", "Cores", "Seat", "bind", "crowded", "fair_share", "format_cores", "held_here",
-    "my_cores", "parse_bind", "parse_cores", "physical_order", "seats",
+    "my_cores", "parse_bind", "parse_cores", "physical_order", "seats", "short_slices",
 ]  # fmt: skip
 
 Cores = frozenset[int]
@@ -111,6 +112,21 @@ def physical_order(cores: Collection[int], root: str = "/sys/devices/system/cpu"
         return sorted(cores, key=place)
     except (OSError, ValueError):
         return sorted(cores)
+
+
+def short_slices(microseconds: int) -> str:
+    """What becomes of RINGLEADER_TIME_SLICE on this machine, for logs.
+
+    Examples
+    --------
+    >>> short_slices(0)
+    'waiting threads keep the usual slice of the core (RINGLEADER_TIME_SLICE=0)'
+    """
+    if microseconds == 0:
+        return "waiting threads keep the usual slice of the core (RINGLEADER_TIME_SLICE=0)"
+    if refusal := _core.time_slice_refusal(microseconds):
+        return f"waiting threads keep the usual slice of the core: {refusal}"
+    return f"waiting threads get slices of {microseconds} us of the core"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from ringleader.runtime.setting_values import (
     secret,
     several,
     size,
+    zero_or,
 )
 
 __all__ = [
@@ -175,6 +176,11 @@ SETTINGS: tuple[Setting, ...] = (
         "How long a wait yields before it sleeps in the kernel.",
     ),
     Setting(
+        "TIME_SLICE", zero_or(100, 100_000), "0, or microseconds from 100 to 100000", "100",
+        "Slice of the core that waiting threads ask the kernel for (Linux 6.12 or later); 0: the usual one "
+        "(see Busy machines).",
+    ),
+    Setting(
         "TIMEOUT", parse_seconds, "seconds, above 0", "600", "Limit of every collective and of every wait for a peer."
     ),
     Setting("STORE_TIMEOUT", parse_seconds, "seconds, above 0", "300", "Limit of start-up: until all ranks have met."),
@@ -300,6 +306,7 @@ class Config:
     composable: bool = False
     spin_us: int | None = None
     yield_us: int | None = None
+    time_slice: int = 100
     timeout: float = 600.0
     store_timeout: float = 300.0
     secret: str | None = field(default=None, repr=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringleader import _core
-from ringleader.runtime.binding import format_cores, held_here
+from ringleader.runtime.binding import format_cores, held_here, short_slices
 from ringleader.runtime.bootstrap import Connected, connect_group
 from ringleader.runtime.cards import Cohabitants
 from ringleader.runtime.config import logger
@@ -80,6 +80,8 @@ def _form(
         every = format_cores(frozenset().union(*here.taken))
         told_of = "more than they have cores" if crowded else "each with cores of its own"
         logger("INIT").info("group %r: %d rank(s) here on cores %s, %s", name, len(here.ranks) + unseen, every, told_of)
+        slices = short_slices(config.time_slice)
+        logger("INIT").info("group %r: %s", name, slices)
         options = {
             "slot_bytes": config.buffsize,
             "inline_bytes": config.inline_limit,
@@ -88,6 +90,7 @@ def _form(
             "bound": int(held_here() is not None),
             "spin_us": config.spin_us,
             "yield_us": config.yield_us,
+            "slice_us": config.time_slice,
         }
         given = {key: value for key, value in options.items() if value is not None}
         return _core.Communicator(rank, size, operation_timeout, given)

@@ -22,6 +22,7 @@ __all__ = [
     "secret",
     "several",
     "size",
+    "zero_or",
 ]
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -91,6 +92,21 @@ def integer(low: int, high: int) -> Callable[[str], int]:
         if not low <= number <= high:
             raise ValueError
         return number
+
+    return parse
+
+
+def zero_or(low: int, high: int) -> Callable[[str], int]:
+    """Parser of zero or an integer within limits.
+
+    Examples
+    --------
+    >>> zero_or(100, 200)("0")
+    0
+    """
+
+    def parse(value: str) -> int:
+        return 0 if int(value) == 0 else integer(low, high)(value)
 
     return parse
 
