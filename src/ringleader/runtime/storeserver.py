@@ -113,6 +113,7 @@ class _Connection:
         self.outgoing: list[memoryview] = []
         self.parked: str | None = None
         self.open = True
+        self.events = 0  # for which the selector watches it; 0: it does not know it
 
 
 class StoreEngine:
@@ -167,7 +168,6 @@ class StoreEngine:
                 lambda: self._lobby.believe(connection),
             )  # fmt: skip
             connection.handshake = Conversation(sock, steps, now + STRANGER_LIMIT)
-            self._selector.register(sock, selectors.EVENT_READ, connection)
         except Exception:
             sock.close()
             raise
@@ -216,8 +216,9 @@ class StoreEngine:
                 del self._waiting[connection.parked]
         self._lobby.leave(connection)
         self._connections.discard(connection)
-        with contextlib.suppress(KeyError, ValueError, OSError):
-            self._selector.unregister(connection.sock)
+        with contextlib.suppress(KeyError):  # not there any more, if watching it differently failed
+            if connection.events:
+                self._selector.unregister(connection.sock)
         connection.sock.close()
 
     def _step(self, connection: _Connection) -> None:
@@ -288,8 +289,11 @@ class StoreEngine:
 
     def _watch(self, connection: _Connection, write: bool = False) -> None:
         events = selectors.EVENT_WRITE if write else selectors.EVENT_READ
-        if self._selector.get_key(connection.sock).events != events:
-            self._selector.modify(connection.sock, events, connection)
+        if connection.events != events:
+            (self._selector.modify if connection.events else self._selector.register)(
+                connection.sock, events, connection
+            )
+            connection.events = events
 
     # ------------------------------------------------------------------------------------------------------- requests
 
