@@ -15,6 +15,7 @@
 #include "memory/arena.hpp"
 #include "memory/cores.hpp"
 #include "memory/peer.hpp"
+#include "memory/space.hpp"
 #include "memory/strided.hpp"
 #include "memory/time_slice.hpp"
 
@@ -84,6 +85,8 @@ std::shared_ptr<PeerProcess> attach(const nb::bytes& identity, int arena_fd, std
 
 void bind_memory(nb::module_& m) {
   m.def("arena_info", &arena_info);
+  m.def("arena_expect", &expect_local_ranks, "ranks"_a);
+  m.def("arena_bytes", &arena_bytes, "machine_bytes"_a, "room"_a, "ranks"_a);
   m.def("arena_alloc", &arena_alloc, "nbytes"_a, "align"_a = 64);
   m.def("arena_adopt", &arena_adopt, "ptr"_a, "nbytes"_a);
   m.def("arena_free", &arena_free, "ptr"_a);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <new>
 
-#include "core/graveyard.hpp"
 #include "core/ring_pair.hpp"
 #include "memory/fork.hpp"
 #include "transport/tcp/tcp_link.hpp"
@@ -17,14 +16,15 @@ Communicator::Communicator(Rank rank, Rank size, double timeout_seconds, const C
   if (size < 1 || rank < 0 || rank >= size)
     throw Error(ErrorKind::invalid, "rank " + std::to_string(rank) + " of " + std::to_string(size) + ": expected 0 <= rank < size");
   if (options.bound) cores_ = CoreMask::of_this_thread();
-  graveyard::reap();
+  Arena::reclaim();
   mesh_.rank = rank;
   mesh_.size = size;
   mesh_.slot_bytes = options.slot_bytes;
   mesh_.small_slot_bytes = options.small_slot_bytes;
   options_.inline_bytes = std::min<std::uint64_t>(options.inline_bytes, Mailbox::kPayload);
-  void* memory = Arena::instance().allocate(SharedBlock::bytes(size), 64);
+  void* memory = Arena::instance().allocate_pages(SharedBlock::bytes(size));
   mesh_.own = static_cast<SharedBlock*>(memory);  // arena memory is zero: the block's valid initial state
+  mesh_.own_rings.resize(static_cast<std::size_t>(size));
   mesh_.peers.resize(static_cast<std::size_t>(size));
   mesh_.lateness = std::make_unique<Lateness[]>(static_cast<std::size_t>(size));
 }
@@ -34,7 +34,10 @@ Communicator::~Communicator() {
   if (!buried_ && generation_ == fork_generation()) bury();
 }
 
-std::uint64_t Communicator::control_offset() const { return Arena::instance().offset_of(mesh_.own); }
+std::uint64_t Communicator::control_offset() const {
+  offset_told_.store(true, std::memory_order_relaxed);
+  return Arena::instance().offset_of(mesh_.own);
+}
 
 void Communicator::connect(ConnectRequest request) {
   const auto n = static_cast<std::size_t>(mesh_.size);
@@ -51,6 +54,7 @@ void Communicator::connect(ConnectRequest request) {
   for (Rank r = 0; r < mesh_.size; ++r) connect_peer(r, request, streams);
   p2p_ = std::make_unique<PointToPoint>(mesh_.rank, std::move(streams), request.names);
   mesh_.own->control.state.store(static_cast<std::uint32_t>(BlockState::live), std::memory_order_release);
+  connected_ = true;
   state_.store(State::live, std::memory_order_release);
 }
 
@@ -66,9 +70,11 @@ void Communicator::connect_peer(Rank rank, const ConnectRequest& request, std::v
   if (request.nodes[r] == request.nodes[static_cast<std::size_t>(mesh_.rank)]) {
     peer.process = request.processes[r];
     if (!peer.process) throw Error(ErrorKind::invalid, "connect: " + peer.name + " is on this node but has no process", {rank});
+    if (peer.process == PeerProcess::self()) peer.process = PeerProcess::mirror();  // a thread's
     if (!peer.process->contains(request.control_offsets[r], SharedBlock::bytes(mesh_.size)) || request.control_offsets[r] % 64)
       throw Error(ErrorKind::invalid, "connect: the control block of " + peer.name + " lies outside its arena", {rank});
     peer.shared = reinterpret_cast<SharedBlock*>(peer.process->base() + request.control_offsets[r]);
+    departures_->expect(peer.process, mesh_.own->left(mesh_.size) + rank);
     mesh_.local.push_back(rank);
     mesh_.local_blocks.push_back(&peer.shared->control);
     streams[r] = std::make_unique<RingPair>(mesh_, rank, options_.ring_bytes);
@@ -173,8 +179,8 @@ void Communicator::close_links() {
     for (auto& link : peer.links) link->close();
 }
 
-// Leaving: peers learn of it, everything in flight here fails, and the memory that peers may still look at is buried: it is
-// released once all of them have left too.
+// Leaving: peers learn of it, everything in flight here fails, and the memory that peers may still touch is released: it is given out again
+// once all of them have left too.
 void Communicator::close(double timeout_seconds) {
   if (forked()) return;  // a copy in a forked child: the parent's resources are not ours to touch
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
@@ -202,6 +208,7 @@ void Communicator::close(double timeout_seconds) {
   for (Job& job : pending) job.work->fail(closed);
   if (thread_started_) thread_->join();
   if (p2p_) p2p_->fail_all(closed);
+  quiet &= helped(until);
   state_.store(State::closed, std::memory_order_release);
   {
     std::lock_guard lock(control_mutex_);
@@ -214,25 +221,38 @@ void Communicator::close(double timeout_seconds) {
   if (quiet) bury();
 }
 
+// Whether no caller moves messages any more, now that all of them have failed: it sleeps in this rank's block and rings those of peers.
+bool Communicator::helped(Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  if (helpers_ != 0) ring(mesh_.own->control);
+  return wake_->wait_until(lock, std::max(until, Clock::now() + std::chrono::milliseconds(100)), [this] { return helpers_ == 0; });
+}
+
+// Tells peers how far this rank has left. Invariant: it is so for good, and after `everything` none of their memory is touched.
+void Communicator::tell_left(Left what) {
+  std::lock_guard lock(reach_mutex_);
+  if (told_.load(std::memory_order_relaxed) >= what) return;
+  told_.store(what, std::memory_order_relaxed);
+  for (const Rank r : mesh_.local)
+    mesh_.peers[static_cast<std::size_t>(r)].shared->left(mesh_.size)[mesh_.rank].store(static_cast<std::uint32_t>(what),
+                                                                                        std::memory_order_release);
+}
+
 // Under nobody's hands any more.
 void Communicator::bury() {
   buried_ = true;
   close_links();
-  p2p_.reset();
-  std::vector<void*> memory{mesh_.own};
-  const Arena& arena = Arena::instance();
-  const auto add = [&](std::uint64_t offset) {
-    if (offset) memory.push_back(arena.base() + offset);
-  };
-  for (const auto& offset : mesh_.own->slot_offset) add(offset.load());
-  std::vector<graveyard::Mourner> mourners;
-  for (const Rank r : mesh_.local) {
-    add(mesh_.own->rings()[r].load());
-    Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(r)];
-    mourners.push_back({peer.process, mesh_.own->departed(mesh_.size) + r});
-    peer.shared->departed(mesh_.size)[mesh_.rank].store(1, std::memory_order_release);
-  }
-  graveyard::bury(std::move(mourners), std::move(memory));
+  if (p2p_) p2p_->close();
+  tell_left(Left::everything);
+  std::shared_ptr<Claim> claim;
+  if (connected_)
+    claim = std::make_shared<PeersClaim>(departures_, Left::everything);
+  else if (offset_told_.load(std::memory_order_relaxed))  // to whom, only they know
+    claim = std::make_shared<LastingClaim>();
+  for (std::byte* slots : mesh_.own_slots) Arena::release(slots, claim);
+  for (void* ring : mesh_.own_rings) Arena::release(ring, claim);
+  Arena::release(mesh_.own, claim);
+  Arena::reclaim();
 }
 
 }  // namespace ringleader

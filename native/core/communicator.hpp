@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/claims.hpp"
 #include "core/execution.hpp"
 #include "core/mesh.hpp"
 #include "core/p2p.hpp"
@@ -139,6 +140,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void update_wanted();  // under mutex_
   bool busy() const { return (turn_.load(std::memory_order_acquire) & kBusy) != 0; }
   void begin(const Plan& plan, void* in, void* out) {
+    if (told_ != Left::nothing) throw_aborted();
     execution_.begin(plan, in, out, next_sequence_);
     ++next_sequence_;
   }
@@ -154,6 +156,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Error timeout_error(const Driver& driver, Clock::time_point now) const;
   std::string last_operation(Rank rank) const;
   Error first_cause_of(const Error& error);
+  std::optional<Error> give_up_operation(const std::string& cause);
+  void tell_left(Left what);
   bool said_goodbye(Rank rank);
   [[noreturn]] void throw_aborted() const;
   void fail(const Error& error);
@@ -174,6 +178,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void connect_peer(Rank rank, const ConnectRequest& request, std::vector<std::unique_ptr<ByteStream>>& streams);
   void connect_data(Rank rank, const ConnectRequest& request);
   void close_links();
+  bool helped(Clock::time_point until);
   void bury();
   Clock::time_point deadline_in(double timeout, Clock::time_point from) const;
 
@@ -188,6 +193,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<State> state_{State::fresh};
   std::atomic<bool> closing_{false};
   bool buried_ = false;
+  mutable std::atomic<bool> offset_told_{false};  // somebody may know where the shared block is
+  bool connected_ = false;                        // and departures_ expects all who do
+
+  // Peers' memory outside of operations (abort records, doorbells) is touched under it, and not once told_ is `everything`.
+  std::mutex reach_mutex_;
+  std::atomic<Left> told_{Left::nothing};                // how far the peers know this rank to have left
+  std::shared_ptr<Departures> departures_ = std::make_shared<Departures>();  // how far they have
 
   std::vector<std::unique_ptr<ControlConnection>> control_;  // by rank; null for ranks of my node
   mutable std::mutex control_mutex_;                         // guards control_, goodbye_, gone_ and presence_
@@ -210,7 +222,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Parents<std::condition_variable> wake_;
   std::deque<Job> queue_;
   bool stop_ = false;
-  int helpers_ = 0;  // callers that move messages while they wait for one
+  int helpers_ = 0;  // under mutex_: callers that move messages while they wait for one
   bool thread_started_ = false;
   Parents<std::thread> thread_;
   Execution execution_;

@@ -10,6 +10,8 @@ using std::chrono::milliseconds;
 
 namespace {
 
+constexpr auto kLeavingTime = milliseconds(20);  // for peers that run to leave an operation that has failed
+
 std::string seconds_text(Clock::duration duration) {
   const double seconds = std::chrono::duration<double>(duration).count();
   char text[32];
@@ -153,7 +155,7 @@ void Communicator::throw_aborted() const {
   for (int i = 0; i < 1000 && !(record = abort_of(mesh_.own->control)); ++i) std::this_thread::yield();
   if (!record) throw Error(ErrorKind::aborted, "the communicator was aborted by a peer that gave no reason");
   std::vector<Rank> ranks;
-  if (record->rank >= 0) ranks.push_back(record->rank);
+  if (record->rank >= 0 && record->rank < mesh_.size) ranks.push_back(record->rank);
   throw Error(record->kind, record->reason, ranks);
 }
 
@@ -187,9 +189,35 @@ Error Communicator::first_cause_of(const Error& error) {
     cause = Error(cause.kind, text, cause.ranks);
   }
   fail(cause);
+  return give_up_operation(cause.what()).value_or(cause);
+}
+
+// Under kBusy, once the peers have been told to give up: the operation, if there is one, is left for good. Invariant: before anybody learns
+// that it is over, the user's memory that was shown in it is out of reach of every peer that has not left its operations too. Peers that
+// still run do so at once, so they are waited for a moment; others may be stopped, and go on with a store at any time.
+// Returns what the caller must be told instead of the cause: that his memory could not be taken away.
+std::optional<Error> Communicator::give_up_operation(const std::string& cause) {
+  const auto shown = execution_.shown();
   execution_.finish();
   close_links();
-  return cause;
+  tell_left(Left::operations);
+  if (shown.empty()) return std::nullopt;
+  const auto until = Clock::now() + kLeavingTime;
+  bool left;
+  while (!(left = departures_->all(Left::operations)) && Clock::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  if (left) return std::nullopt;
+  std::optional<Error> failed;
+  const auto claim = std::make_shared<PeersClaim>(departures_, Left::operations);
+  for (const auto memory : shown) {
+    try {
+      Arena::instance().seclude(memory.data(), memory.size(), claim);
+    } catch (const Error& error) {
+      failed = Error(ErrorKind::memory, std::string("registered arrays of a failed operation must not be used any more, since a rank that does "
+                                                    "not answer may still write to them, and they could not be taken away from it: ") +
+                                            error.what() + "; drop them. The operation failed because: " + cause);
+    }
+  }
+  return failed;
 }
 
 bool Communicator::said_goodbye(Rank rank) {
@@ -217,13 +245,22 @@ void Communicator::fail(const Error& error) {
   const Error later(ErrorKind::aborted, std::string("the communicator was aborted: ") + error.what(), error.ranks);
   for (Job& job : pending) job.work->fail(later);
   if (p2p_) p2p_->fail_all(later);
+  // Who runs an operation gives it up himself. If nobody does, no operation will run any more.
+  if (!closing_.load() && acquire()) {
+    give_up_operation(error.what());
+    release();
+  }
 }
 
 void Communicator::spread(const Error& error) {
   const Rank cause = error.ranks.empty() ? -1 : error.ranks.front();
   const std::string reason = error.what();
-  set_abort(mesh_.own->control, error.kind, cause, reason);
-  for (const Rank r : mesh_.local) set_abort(mesh_.control(r), error.kind, cause, reason);
+  {
+    std::lock_guard lock(reach_mutex_);
+    if (told_.load(std::memory_order_relaxed) == Left::everything) return;
+    set_abort(mesh_.own->control, error.kind, cause, reason);
+    for (const Rank r : mesh_.local) set_abort(mesh_.control(r), error.kind, cause, reason);
+  }
   std::lock_guard lock(control_mutex_);
   for (std::size_t r = 0; r < control_.size(); ++r)
     if (control_[r] && !goodbye_[r]) control_[r]->send_abort(error.kind, cause, reason);
@@ -233,12 +270,6 @@ void Communicator::abort(ErrorKind kind, Rank cause, const std::string& reason) 
   if (generation_ != fork_generation()) throw Error(ErrorKind::forked, "a forked child cannot abort its parent's communicator");
   if (state() != State::live) return;
   fail(Error(kind, reason, cause >= 0 ? std::vector<Rank>{cause} : std::vector<Rank>{}));
-  ring(mesh_.own->control);
-  // Sockets are closed by whoever drives an operation over them; if nobody does, here.
-  if (acquire()) {
-    close_links();
-    release();
-  }
 }
 
 Communicator::RankStatus Communicator::status_of(Rank rank) {
@@ -246,6 +277,10 @@ Communicator::RankStatus Communicator::status_of(Rank rank) {
   const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(rank)];
   RankStatus status;
   status.name = peer.name;
+  if (told_.load(std::memory_order_acquire) == Left::everything) {  // the shared blocks may be other memory by now
+    status.alive = false;
+    return status;
+  }
   if (!peer.shared) {
     hear_control();
     std::lock_guard lock(control_mutex_);

@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "core/communicator.hpp"
@@ -137,14 +138,14 @@ void Communicator::enqueue(Job job) {
     ensure_thread();
     queue_.push_back(std::move(job));
     update_wanted();
+    ring(mesh_.own->control);  // the thread may sleep in a point-to-point turn
   }
   wake_->notify_all();
-  ring(mesh_.own->control);  // the thread may sleep in a point-to-point turn
 }
 
 // Under mutex_.
 void Communicator::ensure_thread() {
-  if (thread_started_) return;
+  if (thread_started_ || stop_) return;
   *thread_ = std::thread([this] { thread_main(); });
   thread_started_ = true;
 }
@@ -200,10 +201,13 @@ std::shared_ptr<WorkState> Communicator::pushed_on(std::shared_ptr<WorkState> wo
 // A caller that waits for a message moves messages itself meanwhile, in the progress thread's stead: no switch of threads
 // between the arrival and the return.
 bool Communicator::help(WorkState& work, Clock::time_point until) {
+  bool helping;
   {
     std::lock_guard lock(mutex_);
-    ++helpers_;
+    helping = !stop_;
+    helpers_ += helping;
   }
+  if (!helping) return work.wait_until(until);
   Driver driver(*this);
   while (!work.done()) {
     p2p_turn(driver);
@@ -214,7 +218,7 @@ bool Communicator::help(WorkState& work, Clock::time_point until) {
     std::lock_guard lock(mutex_);
     --helpers_;
   }
-  if (!p2p_->idle()) wake_->notify_all();
+  if (closing_.load(std::memory_order_relaxed) || !p2p_->idle()) wake_->notify_all();
   return work.done();
 }
 
@@ -377,8 +381,7 @@ Call::~Call() {
   }
   if (!running_) return;
   communicator_.fail(Error(ErrorKind::aborted, interrupted(), {communicator_.rank()}));
-  communicator_.execution_.finish();
-  communicator_.close_links();
+  if (const auto failed = communicator_.give_up_operation(interrupted())) std::fprintf(stderr, "ringleader: %s\n", failed->what());
   communicator_.release();
 }
 

@@ -26,11 +26,14 @@ void Communicator::join_slices(const Plan& plan, const std::vector<std::shared_p
   for (const auto& work : works)
     while (!work->wait_until(Clock::now() + std::chrono::milliseconds(20)))
       if (aborted(mesh_.own->control)) give_up_slices(plan, works, Error(ErrorKind::aborted, abort_reason()));
+  // The cause, rather than what it made of the other slices.
+  std::optional<Error> first;
   for (const auto& work : works)
-    if (const auto error = work->error()) {
-      fail(*error);
-      throw *error;
-    }
+    if (const auto error = work->error(); error && (!first || first->kind == ErrorKind::aborted)) first = error;
+  if (first) {
+    fail(*first);
+    throw *first;
+  }
   if (aborted(mesh_.own->control)) throw_aborted();
 }
 

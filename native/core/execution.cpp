@@ -17,6 +17,11 @@ constexpr std::uint64_t kQuickBytes = 256 << 10;
 void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t sequence) {
   plan_ = &plan;
   program_ = &plan_->program();
+  seclusions_ = Arena::seclusions();
+  if (seclusions_ != 0) {
+    in = Arena::instance().current_address(in);
+    out = Arena::instance().current_address(out);
+  }
   in_ = static_cast<std::byte*>(in);
   out_ = static_cast<std::byte*>(out);
   info_ = plan_->info;
@@ -61,15 +66,14 @@ void Execution::finish() {
 void Execution::prepare_slot() {
   if (!plan_->uses_slot) return;
   const std::size_t kind = plan_->large_slot ? kLargeSlot : kSmallSlot;
-  SharedBlock& own = *mesh_.own;
-  if (own.slot_offset[kind].load(std::memory_order_relaxed) == 0) {
-    const std::uint64_t bytes = plan_->large_slot ? mesh_.slot_bytes : mesh_.small_slot_bytes;
-    void* memory = Arena::instance().allocate(2 * bytes, 4096);
-    own.slot_bytes[kind].store(bytes, std::memory_order_relaxed);
-    own.slot_offset[kind].store(Arena::instance().offset_of(memory), std::memory_order_release);
+  own_slot_bytes_ = plan_->large_slot ? mesh_.slot_bytes : mesh_.small_slot_bytes;
+  std::byte*& slots = mesh_.own_slots[kind];
+  if (slots == nullptr) {
+    slots = static_cast<std::byte*>(Arena::instance().allocate_pages(2 * own_slot_bytes_));
+    mesh_.own->slot_bytes[kind].store(own_slot_bytes_, std::memory_order_relaxed);
+    mesh_.own->slot_offset[kind].store(Arena::instance().offset_of(slots), std::memory_order_release);
   }
-  own_slot_bytes_ = own.slot_bytes[kind].load(std::memory_order_relaxed);
-  own_slots_ = Arena::instance().base() + own.slot_offset[kind].load(std::memory_order_relaxed);
+  own_slots_ = slots;
 }
 
 void Execution::find_registered() {
@@ -80,11 +84,33 @@ void Execution::find_registered() {
     const Plan::Registrable& candidate = plan_->registrable[b];
     std::byte* pointer = candidate.via_out ? out_ : in_;
     if (!candidate.possible || !pointer) continue;
-    if (!arena.contains(pointer + candidate.low, static_cast<std::size_t>(candidate.high - candidate.low))) continue;
+    if (!arena.shared(pointer + candidate.low, static_cast<std::size_t>(candidate.high - candidate.low))) continue;
     registered_bits_ |= std::uint64_t{1} << b;
     own_registered_[b] = pointer + candidate.base_delta;
     base_[b] = arena.offset_of(pointer) + static_cast<std::uint64_t>(candidate.base_delta);
   }
+}
+
+std::vector<std::span<std::byte>> Execution::shown() const {
+  std::vector<std::span<std::byte>> memory;
+  if (plan_ == nullptr || (phase_ == Phase::enter && window_ == 0)) return memory;
+  for (std::size_t b = 0; b < 3; ++b) {
+    if (!registered(static_cast<std::uint8_t>(b))) continue;
+    const Plan::Registrable& shown = plan_->registrable[b];
+    std::byte* pointer = shown.via_out ? out_ : in_;
+    memory.emplace_back(pointer + shown.low, static_cast<std::size_t>(shown.high - shown.low));
+  }
+  return memory;
+}
+
+// Another communicator's failure may take memory away from its peers in which this operation is: what is stored there since, peers do not
+// see. Invariant: asked after each store to registered memory and before peers, or the caller, are told that it is there.
+void Execution::check_shown() const {
+  if (registered_bits_ == 0 || Arena::seclusions() == seclusions_) return;
+  for (const auto memory : shown())
+    if (!Arena::instance().shared(memory.data(), memory.size()))
+      throw Error(ErrorKind::aborted, "memory of " + info_.text() + " had to be taken away from peers, because an operation on the same "
+                                      "pages failed in another communicator of this process");
 }
 
 // ---- addresses
@@ -94,9 +120,12 @@ std::uint64_t Execution::length(const Place& place, std::uint32_t window) const 
   return place.bytes <= start ? 0 : std::min(plan_->segment_bytes, place.bytes - start);
 }
 
-std::byte* Execution::slot(Rank rank, std::uint32_t window) const {
-  if (rank == mesh_.rank) return own_slots_ + ((first_window_ + window) & 1) * own_slot_bytes_;
-  return views_[static_cast<std::size_t>(rank)].slot;
+// Within the slot, whose size look_at() has checked, the plan's own numbers decide.
+std::byte* Execution::slot(const Place& place, std::uint32_t window) const {
+  std::byte* const slot = place.rank == mesh_.rank ? own_slots_ + ((first_window_ + window) & 1) * own_slot_bytes_
+                                                   : views_[static_cast<std::size_t>(place.rank)].slot;
+  if (slot == nullptr) throw Error(ErrorKind::internal, mesh_.name(place.rank) + " shows no staging slot", {place.rank});
+  return slot + place.position * plan_->stride;
 }
 
 std::byte* Execution::address(const Place& place, std::uint32_t window) const {
@@ -107,14 +136,23 @@ std::byte* Execution::address(const Place& place, std::uint32_t window) const {
     case Place::Kind::user_out:
       return out_ + place.user + start;
     case Place::Kind::slot:
-      return slot(place.rank, window) + place.position * plan_->stride;
+      return slot(place, window);
     case Place::Kind::shared:
       break;
   }
-  std::byte* base = place.rank != mesh_.rank ? views_[static_cast<std::size_t>(place.rank)].registered[place.buffer]
-                    : registered(place.buffer) ? own_registered_[place.buffer] : nullptr;
-  if (base) return base + place.user + start;
-  return slot(place.rank, window) + place.position * plan_->stride;
+  if (place.rank != mesh_.rank) return peer_memory(place, window);
+  return registered(place.buffer) ? own_registered_[place.buffer] + place.user + start : slot(place, window);
+}
+
+// Whatever the peer has said of its registered memory, nothing outside its arena is touched.
+std::byte* Execution::peer_memory(const Place& place, std::uint32_t window) const {
+  const View& view = views_[static_cast<std::size_t>(place.rank)];
+  if (((view.registered >> place.buffer) & 1) == 0) return slot(place, window);
+  PeerProcess& process = *mesh_.peers[static_cast<std::size_t>(place.rank)].process;
+  const std::uint64_t offset = view.base[place.buffer] + static_cast<std::uint64_t>(place.user) + window * plan_->segment_bytes;
+  if (!process.contains(offset, length(place, window)))
+    throw Error(ErrorKind::internal, "the registered memory of " + mesh_.name(place.rank) + " lies outside its arena", {place.rank});
+  return process.base() + offset;
 }
 
 // ---- looking at peers
@@ -138,7 +176,7 @@ void Execution::check_fingerprint(Rank rank) const {
   if (!read_entry(block, window, entry)) {
     // Overwritten: the peer passed this window, and had it disagreed it would have said so.
     if (far_ahead(block, window)) return;
-    throw Error(ErrorKind::internal, "the entry record of " + mesh_.name(rank) + " is damaged");
+    throw Error(ErrorKind::internal, "the entry record of " + mesh_.name(rank) + " is damaged", {rank});
   }
   std::string mine = info_.text(), other = entry.info.text();
   // Equal here, so they parted before: the last windows' entries are still there to tell where.
@@ -176,8 +214,11 @@ void Execution::look_at(Rank rank) {
   const std::uint64_t offset = peer.shared->slot_offset[kind].load(std::memory_order_acquire);
   const std::uint64_t bytes = peer.shared->slot_bytes[kind].load(std::memory_order_relaxed);
   if (offset != 0) {
+    // All ranks have slots of one size, which the plan was made for.
+    if (bytes != (plan_->large_slot ? mesh_.slot_bytes : mesh_.small_slot_bytes))
+      throw Error(ErrorKind::internal, "the staging slot of " + peer.name + " is said to have " + std::to_string(bytes) + " bytes", {rank});
     if (!peer.process->contains(offset, 2 * bytes))
-      throw Error(ErrorKind::internal, "the staging slot of " + peer.name + " lies outside its arena");
+      throw Error(ErrorKind::internal, "the staging slot of " + peer.name + " lies outside its arena", {rank});
     view.slot = peer.process->base() + offset + (window & 1) * bytes;
   }
   const std::uint64_t bits = fingerprint_of(peer.shared->control, window) & kRegisteredMask;
@@ -187,10 +228,10 @@ void Execution::look_at(Rank rank) {
     // A peer stays in a window while its registered memory may be touched there, but not for its slot, which it only leaves alone. So if it
     // is far ahead (and these bits are those of a later window), its slot is all that this rank can need of it.
     if (far_ahead(peer.shared->control, window)) return;
-    throw Error(ErrorKind::internal, "the entry record of " + peer.name + " is damaged");
+    throw Error(ErrorKind::internal, "the entry record of " + peer.name + " is damaged", {rank});
   }
-  for (std::size_t b = 0; b < 3; ++b)
-    if ((bits >> b) & 1) view.registered[b] = peer.process->base() + entry.base[b];
+  view.registered = static_cast<std::uint8_t>(bits);
+  std::copy(std::begin(entry.base), std::end(entry.base), view.base);
 }
 
 // At the end of an operation in which this rank waited for nobody. If two such ranks disagree, the one who comes later sees it: both have
@@ -296,6 +337,7 @@ Execution::Step Execution::progress_slots() {
         // Peers may still read registered user memory; slots are waited for when they are used again.
         advanced = registered_bits_ == 0 || reached_all(program_->free_waits, window_number());
         if (advanced) {
+          check_shown();
           phase_ = Phase::done;
           settle();
           if (plan_->blind) look_around();
@@ -337,6 +379,7 @@ bool Execution::finish_window(std::uint32_t window) {
 }
 
 void Execution::publish(std::uint32_t count) {
+  check_shown();
   publish_progress(mesh_.own->control, window_number(), count);
   ring_due_ = true;
   if (plan_->nbytes > kQuickBytes || !links_.empty()) settle();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ class Execution {
   const OpInfo& info() const { return info_; }
   std::uint64_t window_number() const { return first_window_ + window_; }
   void finish();  // drops the plan
+  // The user's memory that peers can reach in this operation, as far as they have been told. Until finish().
+  std::vector<std::span<std::byte>> shown() const;
   // Whether all peers that this rank waits for now were last seen on cores other than `core` (ControlBlock::core).
   bool waits_elsewhere(std::uint32_t core) const;
 
@@ -46,8 +49,9 @@ class Execution {
   // A peer as seen in the current window.
   struct View {
     std::uint64_t window = 0;          // 0 = not looked at in this window yet
-    std::byte* slot = nullptr;
-    std::byte* registered[3] = {nullptr, nullptr, nullptr};
+    std::byte* slot = nullptr;         // null = it has none
+    std::uint8_t registered = 0;       // a bit each: which of data, input, output it shows
+    std::uint64_t base[3] = {0, 0, 0}; // and their arena offsets, which it could have made up
   };
   struct LinkState {
     Link* link = nullptr;
@@ -89,11 +93,13 @@ class Execution {
 
   std::uint64_t length(const Place& place, std::uint32_t window) const;
   std::byte* address(const Place& place, std::uint32_t window) const;
-  std::byte* slot(Rank rank, std::uint32_t window) const;
+  std::byte* slot(const Place& place, std::uint32_t window) const;
+  std::byte* peer_memory(const Place& place, std::uint32_t window) const;
   bool registered(std::uint8_t buffer) const { return (registered_bits_ >> buffer) & 1; }
   void stage_in();
   void stage_out(std::uint32_t window);
   void find_registered();
+  void check_shown() const;
   void prepare_slot();
 
   Mesh& mesh_;
@@ -106,6 +112,7 @@ class Execution {
   std::uint64_t fingerprint_ = 0;        // what is published of it
   std::uint64_t looked_ = 0;             // Plan::info_hash of the operation that looked around last
   std::uint64_t registered_bits_ = 0;
+  std::uint64_t seclusions_ = 0;         // when registered_bits_ was found
   std::uint64_t base_[3] = {0, 0, 0};
   std::byte* own_registered_[3] = {nullptr, nullptr, nullptr};
   std::byte* own_slots_ = nullptr;       // the pair of the plan's class

@@ -74,7 +74,7 @@ bool Execution::arrived(Rank rank) {
     return false;
   }
   if (mailbox.fingerprint.load(std::memory_order_relaxed) != fingerprint_) throw_mismatch(rank);
-  view = View{window, reinterpret_cast<std::byte*>(&mailbox) + plan_->inline_offset, {}};  // registered memory plays no part
+  view = View{window, reinterpret_cast<std::byte*>(&mailbox) + plan_->inline_offset, 0, {}};  // registered memory plays no part
   std::uint64_t& seen = mesh_.peers[static_cast<std::size_t>(rank)].seen;
   seen = std::max(seen, progress_word(window, 1));
   return true;

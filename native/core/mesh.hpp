@@ -30,7 +30,8 @@ struct alignas(64) Mailbox {
 enum SlotClass : std::size_t { kSmallSlot = 0, kLargeSlot = 1 };
 
 // A rank's memory that all ranks of its node see. Followed by two arrays of `size`: arena offsets of the rings this rank writes to
-// each peer (0 = not made yet), and flags of the peers that will never touch this rank's memory again.
+// each peer (0 = not made yet), and how far each peer has left (`Left`), which the peer writes. Peers could write all of it: a rank keeps
+// what it needs to know of its own block elsewhere.
 struct SharedBlock {
   ControlBlock control;
   alignas(64) std::atomic<std::uint64_t> slot_offset[2];  // arena offset of the pair of slots of each class; 0 = not made yet
@@ -38,7 +39,7 @@ struct SharedBlock {
   std::atomic<std::uint64_t> ring_bytes;                  // capacity of the rings this rank writes
   Mailbox mailbox[2];                                     // by window % 2
   std::atomic<std::uint64_t>* rings() { return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1); }
-  std::atomic<std::uint32_t>* departed(Rank size) { return reinterpret_cast<std::atomic<std::uint32_t>*>(rings() + size); }
+  std::atomic<std::uint32_t>* left(Rank size) { return reinterpret_cast<std::atomic<std::uint32_t>*>(rings() + size); }
   static std::size_t bytes(Rank size) { return sizeof(SharedBlock) + 12 * static_cast<std::size_t>(size); }
 };
 
@@ -73,6 +74,8 @@ struct Mesh {
   Rank size = 1;
   std::uint64_t slot_bytes = 0, small_slot_bytes = 0;
   SharedBlock* own = nullptr;
+  std::array<std::byte*, 2> own_slots{};  // the pair of each class; null = not made yet
+  std::vector<void*> own_rings;           // by rank; null = not made yet
   std::vector<Peer> peers;                // by rank
   std::vector<Rank> local;                // other ranks of this node
   std::vector<ControlBlock*> local_blocks;  // theirs, for ringing

@@ -247,4 +247,9 @@ void PointToPoint::fail_all(const Error& error) {
   next_deadline_ = Clock::time_point::max();
 }
 
+void PointToPoint::close() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& peer : peers_) peer->stream.reset();
+}
+
 }  // namespace ringleader

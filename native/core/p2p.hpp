@@ -59,6 +59,7 @@ class PointToPoint final : private p2p::Matcher {
   void poll_descriptors(std::vector<pollfd>& out) const;
   // Everything pending fails, and everything later too; the first error stays. Memory of operations is not touched after.
   void fail_all(const Error& error);
+  void close();  // lets go of the streams; after fail_all()
 
  private:
   struct Peer {

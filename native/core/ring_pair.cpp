@@ -20,7 +20,8 @@ RingStream::Peer RingPair::peer_of_stream() {
 
 void RingPair::open_writer() {
   Arena& arena = Arena::instance();
-  void* memory = arena.allocate(ByteRing::bytes_needed(ring_bytes_), 64);
+  void* memory = arena.allocate_pages(ByteRing::bytes_needed(ring_bytes_));
+  mesh_.own_rings[static_cast<std::size_t>(peer_)] = memory;
   writer_ = std::make_unique<RingStream>(&unused_, ByteRing::create(memory), ring_bytes_, peer_of_stream());
   mesh_.own->ring_bytes.store(ring_bytes_, std::memory_order_relaxed);
   mesh_.own->rings()[peer_].store(arena.offset_of(memory), std::memory_order_release);

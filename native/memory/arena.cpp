@@ -16,6 +16,7 @@
 #include <string>
 
 #include "memory/cores.hpp"
+#include "memory/space.hpp"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14
@@ -33,13 +34,12 @@ constexpr std::size_t kHuge = 2 * kMiB;           // alignment that lets the ker
 constexpr std::size_t kMinSlot = 64;              // a cache line: neighbours never share one
 constexpr std::size_t kReservePiece = 64 * kMiB;  // reserved between two looks at the free memory
 
+constexpr std::size_t kMostSmall = 1024 * kMiB;   // address space for allocations below a page
+
 std::atomic<Arena*> current_arena{nullptr};
 Arena* inherited = nullptr;  // the parents' arenas; written in a forked child's handler only
 
-std::size_t page_size() {
-  static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
+std::size_t page_size() { return Arena::page_bytes(); }
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -86,6 +86,11 @@ void retire_arena_in_child() {
   inherited = arena;
 }
 
+std::size_t Arena::page_bytes() {
+  static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
 Arena* Arena::current() { return current_arena.load(std::memory_order_acquire); }
 
 Arena& Arena::instance() {
@@ -100,13 +105,18 @@ Arena& Arena::instance() {
 Arena::Arena() : fd_(make_memfd()), generation_(fork_generation()) {
   close_in_child(fd_);
   const std::size_t machine = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * page_size();
-  // Address space is cheap: as much again, so that fragments never are what stops an allocation. Less where a limit
-  // (RLIMIT_AS, RLIMIT_FSIZE, a small address space) refuses it.
-  size_ = round_up(2 * machine, 1024 * kMiB);
+  const std::size_t room = address_room();
+  const int ranks = expected_local_ranks();
+  size_ = arena_bytes(machine, room, ranks);
+  if (size_ < kLeastArena) {
+    close_owned(fd_, generation_);
+    fail_memory("this process may map " + readable(room) + " more, and " + std::to_string(ranks) + " ranks of this host need 2 x " +
+                readable(kLeastArena) + " each; raise RLIMIT_AS (ulimit -v), or start fewer ranks");
+  }
   rlimit file{};
   if (::getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur < size_)
     size_ = std::bit_floor(file.rlim_cur);  // else SIGXFSZ
-  for (; size_ >= 16 * kMiB; size_ /= 2) {
+  for (; size_ >= kLeastArena; size_ /= 2) {
     if (::ftruncate(fd_, static_cast<off_t>(size_)) != 0) continue;
     base_ = map_aligned(fd_, size_);
     if (base_ != nullptr) break;
@@ -126,8 +136,11 @@ Arena::Arena() : fd_(make_memfd()), generation_(fork_generation()) {
   (void)::madvise(base_, size_, MADV_HUGEPAGE);  // takes effect where shmem_enabled is `advise`
   (void)::madvise(base_, size_, MADV_DONTDUMP);  // a core dump would allocate every page of it
   // Offset 0 is never given out: where offsets are told to peers it means that there is nothing yet.
-  give(page_size(), size_ - page_size());
+  space_.give(page_size(), large_bytes() - page_size());
+  small_space_.give(large_bytes(), size_ - large_bytes());
 }
+
+std::size_t Arena::large_bytes() const { return size_ - std::min(kMostSmall, size_ / 16 / kMiB * kMiB); }
 
 Arena::~Arena() {
   if (base_ != nullptr) ::munmap(base_, size_);
@@ -152,9 +165,9 @@ void* Arena::allocate(std::size_t bytes, std::size_t align) {
   const std::size_t slot = std::bit_ceil(std::max({bytes, align, kMinSlot, page / 64}));
   if (slot < page) return allocate_small(slot);
   const std::size_t whole = round_up(std::max<std::size_t>(bytes, 1), page);
-  const Offset offset = allocate_pages(whole, std::max({align, page, whole >= kHuge ? kHuge : page}));
+  const Offset offset = take_pages(whole, std::max({align, page, whole >= kHuge ? kHuge : page}), space_);
   const std::lock_guard lock(mutex_);
-  live_.emplace(offset, whole);
+  live_[offset].bytes = whole;
   return base_ + offset;
 }
 
@@ -171,14 +184,16 @@ void* Arena::adopt(void* memory, std::size_t bytes) {
     throw Error(ErrorKind::memory, std::string("memory cannot become part of the arena: mmap: ") + std::strerror(error));
   }
   (void)::madvise(memory, whole, MADV_DONTDUMP);
+  const std::lock_guard lock(mutex_);
+  live_.at(offset_of(inside)).adopted = static_cast<std::byte*>(memory);
   return inside;
 }
 
-void Arena::release(void* memory) {
+void Arena::release(void* memory, std::shared_ptr<Claim> claim) {
   if (memory == nullptr) return;
   Arena* arena = current();
   if (arena != nullptr && arena->contains(memory, 1)) {
-    arena->free_at(arena->offset_of(memory));
+    arena->release_at(arena->offset_of(memory), std::move(claim));
     return;
   }
   for (const Arena* old = inherited; old != nullptr; old = old->older_) {
@@ -187,16 +202,30 @@ void Arena::release(void* memory) {
   throw Error(ErrorKind::invalid, "released memory that is not of the shared-memory arena");
 }
 
-void Arena::free_at(Offset offset) {
+void Arena::release_at(Offset offset, std::shared_ptr<Claim> claim) {
   Offset first = offset;
   std::size_t bytes = page_size();
+  Claims dropped;  // a claim may be the last to hold a peer's mapping, whose end takes time
   {
     const std::lock_guard lock(mutex_);
     const auto found = live_.find(offset);
     if (found != live_.end()) {
-      bytes = found->second;
+      Extent& extent = found->second;
+      bytes = extent.bytes;
+      const bool claimed = !extent.claims.empty();
+      if (claim != nullptr) extent.claims.push_back(std::move(claim));
+      drop_over(extent.claims, dropped);
+      const bool ours = share_again(extent);
+      if (!ours || !extent.claims.empty()) {
+        if (!claimed) claimed_.fetch_add(1, std::memory_order_relaxed);
+        extent.adopted = nullptr;
+        released_.insert(live_.extract(found));
+        return;
+      }
+      if (claimed) claimed_.fetch_sub(1, std::memory_order_relaxed);
       live_.erase(found);
     } else {
+      if (claim != nullptr) throw Error(ErrorKind::internal, "a small allocation of the arena cannot be claimed");
       if (!free_small(offset)) return;
       first = offset / bytes * bytes;
     }
@@ -204,29 +233,173 @@ void Arena::free_at(Offset offset) {
   free_pages(first, bytes);
 }
 
-Arena::Offset Arena::allocate_pages(std::size_t bytes, std::size_t align) {
-  Offset offset;
+// ---- memory that peers may still touch
+
+std::atomic<std::uint64_t> Arena::seclusions_{0};
+
+Arena::Extents::const_iterator Arena::extent_of(Offset offset) const {
+  auto at = live_.upper_bound(offset);
+  if (at == live_.begin()) return live_.end();
+  --at;
+  return offset - at->first < at->second.bytes ? at : live_.end();
+}
+
+bool Arena::shared(const void* memory, std::size_t bytes) const {
+  if (!contains(memory, bytes)) return false;
+  const Offset offset = offset_of(memory);
+  if (offset + bytes > large_bytes()) return false;
+  if (seclusions() == 0) return true;
+  const std::lock_guard lock(mutex_);
+  const auto at = extent_of(offset);
+  if (at == live_.end() || bytes > at->second.bytes - (offset - at->first)) return false;
+  const auto& secluded = at->second.secluded;
+  const auto next = secluded.lower_bound(offset + std::max<std::size_t>(bytes, 1));
+  return next == secluded.begin() || std::prev(next)->second <= offset;
+}
+
+void* Arena::current_address(void* memory) const {
+  if (seclusions() == 0 || !contains(memory, 1)) return memory;
+  const std::lock_guard lock(mutex_);
+  const auto at = extent_of(offset_of(memory));
+  if (at == live_.end() || at->second.adopted == nullptr || at->second.secluded.empty()) return memory;
+  return at->second.adopted + (offset_of(memory) - at->first);
+}
+
+void Arena::seclude(void* memory, std::size_t bytes, std::shared_ptr<Claim> claim) {
+  if (bytes == 0 || !contains(memory, bytes)) return;
+  const Offset offset = offset_of(memory), page = page_size();
+  const std::lock_guard lock(mutex_);
+  const auto found = extent_of(offset);
+  if (found == live_.end()) return;
+  Extent& extent = live_.at(found->first);
+  const Offset first = offset / page * page;
+  const Offset end = std::min<Offset>(round_up(offset + bytes, page), found->first + extent.bytes);
+  if (extent.claims.empty()) claimed_.fetch_add(1, std::memory_order_relaxed);
+  extent.claims.push_back(std::move(claim));
+  // Before any page changes hands: a thread that then stores to a private page, and looks afterwards, sees that this has begun.
+  seclusions_.fetch_add(1, std::memory_order_seq_cst);
+  // What is private already is left alone; what is not is noted first, so that it is nobody's to show even if the copy fails.
+  std::vector<std::pair<Offset, Offset>> gaps;
+  Offset at = first;
+  for (const auto& [from, to] : extent.secluded) {
+    if (to <= at || from >= end) continue;
+    if (from > at) gaps.emplace_back(at, from);
+    at = to;
+  }
+  if (at < end) gaps.emplace_back(at, end);
+  for (const auto& [from, to] : gaps) extent.secluded.emplace(from, to);
+  if (!gaps.empty()) extent.punched = false;
+  for (const auto& [from, to] : gaps)
+    make_private(from, to, extent.adopted != nullptr ? extent.adopted + (from - found->first) : base_ + from);
+}
+
+// A private mapping of the same pages in the place of the shared one, at one stroke; and then each page is written to, which changes
+// nothing in it but gives this process a copy of its own. A store of another thread comes before that and is copied, or waits, or makes the
+// copy itself.
+void Arena::make_private(Offset first, Offset end, std::byte* at) {
+  const std::size_t bytes = end - first;
+  require_room(bytes, bytes);
+  if (::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd_, static_cast<off_t>(first)) == MAP_FAILED)
+    throw Error(ErrorKind::memory, "a private copy of " + readable(bytes) + " cannot be made: mmap: " + std::strerror(errno));
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t piece = std::min(bytes - done, kReservePiece);
+    if (::madvise(at + done, piece, MADV_POPULATE_WRITE) != 0) {
+      if (errno == EINTR || errno == EAGAIN) continue;
+      if (errno == ENOMEM)
+        throw Error(ErrorKind::memory, "a private copy of " + readable(bytes) + " cannot be made: " + std::strerror(errno));
+      for (std::size_t page = 0; page < piece; page += page_size())  // an older kernel
+        std::atomic_ref(reinterpret_cast<unsigned char&>(at[done + page])).fetch_or(0, std::memory_order_relaxed);
+    }
+    done += piece;
+  }
+}
+
+// Under mutex_, of memory that nobody in this process uses: private pages are dropped. False if the system refuses for now.
+bool Arena::share_again(Extent& extent) {
+  while (!extent.secluded.empty()) {
+    const auto [first, end] = *extent.secluded.begin();
+    // Adopted memory was made private at its other address, which is its adopter's to unmap.
+    if (extent.adopted == nullptr) {
+      if (::mmap(base_ + first, end - first, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, static_cast<off_t>(first)) == MAP_FAILED)
+        return false;
+      (void)::madvise(base_ + first, end - first, MADV_HUGEPAGE);
+      (void)::madvise(base_ + first, end - first, MADV_DONTDUMP);
+    }
+    extent.secluded.erase(extent.secluded.begin());
+  }
+  return true;
+}
+
+void Arena::drop_over(Claims& claims, Claims& dropped) {
+  const auto rest = std::partition(claims.begin(), claims.end(), [](const auto& claim) { return !claim->over(); });
+  dropped.insert(dropped.end(), std::make_move_iterator(rest), std::make_move_iterator(claims.end()));
+  claims.erase(rest, claims.end());
+}
+
+void Arena::reclaim() {
+  Arena* arena = current();
+  if (arena != nullptr && arena->claimed_.load(std::memory_order_relaxed) != 0) arena->reclaim_all();
+}
+
+void Arena::reclaim_all() {
+  Claims dropped;
+  std::vector<std::pair<Offset, std::size_t>> free;
   {
     const std::lock_guard lock(mutex_);
-    offset = take(bytes, align);
+    // Of live memory that was secluded and that nobody claims any more the pages behind are given back; it stays private.
+    for (auto& [offset, extent] : live_) {
+      if (extent.claims.empty()) continue;
+      drop_over(extent.claims, dropped);
+      if (!extent.claims.empty()) continue;
+      claimed_.fetch_sub(1, std::memory_order_relaxed);
+      if (extent.punched) continue;
+      extent.punched = true;
+      for (const auto& [first, end] : extent.secluded) (void)punch(first, end - first);
+    }
+    for (auto at = released_.begin(); at != released_.end();) {
+      Extent& extent = at->second;
+      drop_over(extent.claims, dropped);
+      if (!extent.claims.empty() || !share_again(extent)) {
+        ++at;
+        continue;
+      }
+      free.emplace_back(at->first, extent.bytes);
+      at = released_.erase(at);
+      claimed_.fetch_sub(1, std::memory_order_relaxed);
+    }
   }
-  try {
-    reserve(offset, bytes);
-  } catch (...) {
-    punch(offset, bytes);
+  for (const auto& [offset, bytes] : free) free_pages(offset, bytes);
+}
+
+// ---- pages
+
+Arena::Offset Arena::take_pages(std::size_t bytes, std::size_t align, Space& space) {
+  reclaim();
+  std::optional<Offset> offset;
+  {
     const std::lock_guard lock(mutex_);
-    give(offset, bytes);
+    offset = space.take(bytes, align);
+  }
+  if (!offset)
+    throw Error(ErrorKind::memory, "cannot allocate " + readable(bytes) + " of shared memory: no room in the arena of " + readable(size_) +
+                                       ", " + readable(used()) + " of it in use; release some of it");
+  try {
+    reserve(*offset, bytes);
+  } catch (...) {
+    clear(*offset, bytes);
+    const std::lock_guard lock(mutex_);
+    space.give(*offset, bytes);
     throw;
   }
   used_.fetch_add(bytes, std::memory_order_relaxed);
-  return offset;
+  return *offset;
 }
 
 void Arena::free_pages(Offset offset, std::size_t bytes) {
-  punch(offset, bytes);
+  clear(offset, bytes);
   used_.fetch_sub(bytes, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
-  give(offset, bytes);
+  space_of(offset).give(offset, bytes);
 }
 
 void* Arena::allocate_small(std::size_t slot) {
@@ -238,7 +411,7 @@ void* Arena::allocate_small(std::size_t slot) {
   } else {
     lock.unlock();
     // Used below even if another thread has opened one meanwhile: a page without anything in it would never be given back.
-    page = allocate_pages(page_size(), page_size());
+    page = take_pages(page_size(), page_size(), small_space_);
     const std::size_t slots = page_size() / slot;
     lock.lock();
     slabs_.emplace(page, Slab{slot, slots == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << slots) - 1});
@@ -275,50 +448,46 @@ bool Arena::free_small(Offset offset) {
 
 // Best fit. Among the extents that are large enough but may lie badly for a wide alignment only a few are tried; one
 // that is larger by the alignment always fits.
-Arena::Offset Arena::take(std::size_t bytes, std::size_t align) {
+std::optional<Arena::Offset> Arena::Space::take(std::size_t bytes, std::size_t align) {
   const auto place = [&](std::pair<std::size_t, Offset> extent) {
     const Offset at = round_up(extent.second, align);
     return at + bytes <= extent.second + extent.first ? std::optional(at) : std::nullopt;
   };
-  auto candidate = free_by_size_.lower_bound({bytes, 0});
-  for (int tries = 0; candidate != free_by_size_.end() && !place(*candidate); ++tries, ++candidate) {
-    if (tries == 16) candidate = std::prev(free_by_size_.lower_bound({bytes + align, 0}));
+  auto candidate = by_size_.lower_bound({bytes, 0});
+  for (int tries = 0; candidate != by_size_.end() && !place(*candidate); ++tries, ++candidate) {
+    if (tries == 16) candidate = std::prev(by_size_.lower_bound({bytes + align, 0}));
   }
-  if (candidate == free_by_size_.end()) {
-    throw Error(ErrorKind::memory, "cannot allocate " + readable(bytes) +
-                                       " of shared memory: no room in the arena of " + readable(size_) + ", " +
-                                       readable(used()) + " of it in use; release some of it");
-  }
+  if (candidate == by_size_.end()) return std::nullopt;
   const auto [length, start] = *candidate;
   const Offset at = *place(*candidate);
-  erase_free(free_by_offset_.find(start));
+  erase(by_offset_.find(start));
   if (at > start) give(start, at - start);
   if (start + length > at + bytes) give(at + bytes, start + length - at - bytes);
   return at;
 }
 
 // Invariant: free extents never touch each other.
-void Arena::give(Offset offset, std::size_t bytes) {
-  const auto next = free_by_offset_.lower_bound(offset);
-  if (next != free_by_offset_.begin()) {
+void Arena::Space::give(Offset offset, std::size_t bytes) {
+  const auto next = by_offset_.lower_bound(offset);
+  if (next != by_offset_.begin()) {
     const auto before = std::prev(next);
     if (before->first + before->second == offset) {
       offset = before->first;
       bytes += before->second;
-      erase_free(before);
+      erase(before);
     }
   }
-  if (next != free_by_offset_.end() && offset + bytes == next->first) {
+  if (next != by_offset_.end() && offset + bytes == next->first) {
     bytes += next->second;
-    erase_free(next);
+    erase(next);
   }
-  free_by_offset_.emplace(offset, bytes);
-  free_by_size_.emplace(bytes, offset);
+  by_offset_.emplace(offset, bytes);
+  by_size_.emplace(bytes, offset);
 }
 
-void Arena::erase_free(std::map<Offset, std::size_t>::iterator extent) {
-  free_by_size_.erase({extent->second, extent->first});
-  free_by_offset_.erase(extent);
+void Arena::Space::erase(std::map<Offset, std::size_t>::iterator extent) {
+  by_size_.erase({extent->second, extent->first});
+  by_offset_.erase(extent);
 }
 
 // In pieces, each after a look at the free memory: several processes may be reserving at once, and whoever comes too
@@ -360,13 +529,16 @@ void Arena::require_room(std::size_t bytes, std::size_t wanted) {
   unchecked_.store(std::min(4 * kMiB, (room.free - margin - bytes) / 8), std::memory_order_relaxed);
 }
 
-void Arena::punch(Offset offset, std::size_t bytes) {
+bool Arena::punch(Offset offset, std::size_t bytes) {
   const auto at = static_cast<off_t>(offset);
-  while (::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, static_cast<off_t>(bytes)) != 0) {
-    if (errno == EINTR) continue;
-    std::memset(base_ + offset, 0, bytes);  // the pages stay, but free memory is zero all the same
-    return;
-  }
+  while (::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, static_cast<off_t>(bytes)) != 0)
+    if (errno != EINTR) return false;
+  return true;
+}
+
+// Of memory that becomes free: where the pages stay, it is zero all the same.
+void Arena::clear(Offset offset, std::size_t bytes) {
+  if (!punch(offset, bytes)) std::memset(base_ + offset, 0, bytes);
 }
 
 void ArenaDeleter::operator()(void* memory) const noexcept { Arena::release(memory); }

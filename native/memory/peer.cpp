@@ -1,5 +1,7 @@
 #include "memory/peer.hpp"
 
+#include "memory/space.hpp"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -25,6 +27,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::map<Identity, std::weak_ptr<PeerProcess>> processes;
+  std::weak_ptr<PeerProcess> mirror;
   std::uint64_t generation = fork_generation();
 };
 
@@ -85,16 +88,7 @@ std::shared_ptr<PeerProcess> PeerProcess::attach(const Identity& identity, int a
   peer->identity_ = identity;
   peer->pid_ = pid;
   peer->generation_ = fork_generation();
-  void* base = ::mmap(nullptr, arena_size, PROT_READ | PROT_WRITE, MAP_SHARED, arena.get(), 0);
-  if (base == MAP_FAILED) {
-    throw Error(ErrorKind::memory, "cannot map " + std::to_string(arena_size) + " bytes of shared memory of process " +
-                                       std::to_string(pid) + ": " + std::strerror(errno) +
-                                       "; raise RLIMIT_AS (ulimit -v)");
-  }
-  peer->base_ = static_cast<std::byte*>(base);
-  peer->size_ = arena_size;
-  (void)::madvise(base, arena_size, MADV_HUGEPAGE);
-  (void)::madvise(base, arena_size, MADV_DONTDUMP);
+  peer->map(arena.get(), arena_size);
   peer->live_fd_ = live.take();
   close_in_child(peer->live_fd_);
   peer->watch_pid();
@@ -107,6 +101,21 @@ std::shared_ptr<PeerProcess> PeerProcess::attach(const Identity& identity, int a
   if (first != nullptr && !first->dead_.load(std::memory_order_relaxed)) return first;  // another thread was faster
   slot = peer;
   return peer;
+}
+
+void PeerProcess::map(int arena_fd, std::size_t bytes) {
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena_fd, 0);
+  if (base == MAP_FAILED) {
+    const std::string why = std::strerror(errno);
+    throw Error(ErrorKind::memory, "cannot map " + std::to_string(bytes) + " bytes of shared memory of process " + std::to_string(pid_) +
+                                       ": " + why + "; this process may map " + std::to_string(address_room()) +
+                                       " bytes more: raise RLIMIT_AS (ulimit -v), or start fewer ranks on this host");
+  }
+  base_ = static_cast<std::byte*>(base);
+  size_ = bytes;
+  mapped_ = true;
+  (void)::madvise(base, bytes, MADV_HUGEPAGE);
+  (void)::madvise(base, bytes, MADV_DONTDUMP);
 }
 
 std::shared_ptr<PeerProcess> PeerProcess::find(const Identity& identity) {
@@ -122,23 +131,42 @@ std::shared_ptr<PeerProcess> PeerProcess::find(const Identity& identity) {
   return found != nullptr && found->alive() ? found : nullptr;
 }
 
-std::shared_ptr<PeerProcess> PeerProcess::self() {
+std::shared_ptr<PeerProcess> PeerProcess::of_this_process() {
   const Arena& own = Arena::instance();
+  std::shared_ptr<PeerProcess> process(new PeerProcess);
+  process->base_ = own.base();
+  process->size_ = own.size();
+  process->identity_ = own.identity();
+  process->pid_ = static_cast<int>(::getpid());
+  process->self_ = true;
+  process->generation_ = fork_generation();
+  return process;
+}
+
+std::shared_ptr<PeerProcess> PeerProcess::self() {
+  const Identity& own = Arena::instance().identity();
   Registry& known = registry();
   const std::lock_guard lock(known.mutex);
-  auto& slot = known.processes[own.identity()];
+  auto& slot = known.processes[own];
   auto found = slot.lock();
+  if (found == nullptr) slot = found = of_this_process();
+  return found;
+}
+
+std::shared_ptr<PeerProcess> PeerProcess::mirror() {
+#if defined(__SANITIZE_THREAD__)
+  return self();  // the sanitizer knows memory by its address: ranks must meet at one
+#else
+  Registry& known = registry();
+  const std::lock_guard lock(known.mutex);
+  auto found = known.mirror.lock();
   if (found == nullptr) {
-    found.reset(new PeerProcess);
-    found->base_ = own.base();
-    found->size_ = own.size();
-    found->identity_ = own.identity();
-    found->pid_ = static_cast<int>(::getpid());
-    found->self_ = true;
-    found->generation_ = fork_generation();
-    slot = found;
+    found = of_this_process();
+    found->map(Arena::instance().fd(), Arena::instance().size());
+    known.mirror = found;
   }
   return found;
+#endif
 }
 
 // The socket's closing is hidden while a forked child of the peer still holds a copy of it; the process itself cannot
@@ -163,8 +191,8 @@ bool PeerProcess::alive() {
 }
 
 PeerProcess::~PeerProcess() {
+  if (mapped_) ::munmap(base_, size_);
   if (self_) return;
-  if (base_ != nullptr) ::munmap(base_, size_);
   close_owned(live_fd_, generation_);
   close_owned(pid_fd_, generation_);
   if (generation_ != fork_generation()) return;

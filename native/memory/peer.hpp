@@ -22,6 +22,9 @@ class PeerProcess {
   static std::shared_ptr<PeerProcess> find(const Identity& identity);
   // This process: its own arena, always alive.
   static std::shared_ptr<PeerProcess> self();
+  // The same with a mapping of its own of this process's arena, as another process would have: for ranks that are threads of one process,
+  // so that memory which is taken away from peers (Arena::seclude) is out of their reach too. Throws Error(memory).
+  static std::shared_ptr<PeerProcess> mirror();
 
   std::byte* base() const { return base_; }
   std::size_t size() const { return size_; }
@@ -39,6 +42,8 @@ class PeerProcess {
 
  private:
   PeerProcess() = default;
+  static std::shared_ptr<PeerProcess> of_this_process();
+  void map(int arena_fd, std::size_t bytes);
   void watch_pid();
 
   std::byte* base_ = nullptr;
@@ -47,7 +52,8 @@ class PeerProcess {
   int live_fd_ = -1;
   int pid_fd_ = -1;
   int pid_ = 0;
-  bool self_ = false;
+  bool self_ = false;    // of this process
+  bool mapped_ = false;  // base_ is a mapping of its own
   std::uint64_t generation_ = 0;
   std::atomic<bool> dead_{false};
 };

@@ -14,6 +14,7 @@
 #include "doctest/doctest.h"
 #include "memory/arena.hpp"
 #include "memory/cores.hpp"
+#include "memory/space.hpp"
 #include "test_memory_support.hpp"
 
 using namespace ringleader;
@@ -150,7 +151,7 @@ TEST_CASE("twenty thousand allocations of varying size stay flat") {
     live.emplace_back(block, size);
     bytes_live += size;
     most = std::max(most, bytes_live);
-    farthest = std::max(farthest, arena.offset_of(block) + size);
+    if (size >= 4096) farthest = std::max(farthest, arena.offset_of(block) + size);  // smaller ones have a part of their own
     if (live.size() > 100) {
       const std::size_t pick = random() % live.size();
       CHECK_MESSAGE(live[pick].first[0] == live[pick].first[live[pick].second - 1], "allocation ", i);
@@ -330,4 +331,150 @@ TEST_CASE("adopted pages are arena memory at both addresses") {
   REQUIRE(::munmap(own, bytes) == 0);
   Arena::release(inside);
   CHECK(arena.used() == before);
+}
+
+namespace {
+
+struct Switch final : Claim {
+  bool over() override { return off; }
+  std::atomic<bool> off{false};
+};
+
+// What a peer sees of the arena: a mapping of its own.
+struct PeerView {
+  PeerView() : base(static_cast<unsigned char*>(::mmap(nullptr, Arena::instance().size(), PROT_READ | PROT_WRITE, MAP_SHARED, Arena::instance().fd(), 0))) {
+    REQUIRE(base != MAP_FAILED);
+  }
+  PeerView(const PeerView&) = delete;
+  PeerView& operator=(const PeerView&) = delete;
+  ~PeerView() { ::munmap(base, Arena::instance().size()); }
+  unsigned char* of(const void* memory) const { return base + Arena::instance().offset_of(memory); }
+  unsigned char* base;
+};
+
+}  // namespace
+
+TEST_CASE("claimed memory is given out again only when its claims are over") {
+  Arena& arena = Arena::instance();
+  const std::size_t before = arena.used(), held = file_bytes();
+  for (const std::size_t bytes : {std::size_t{1}, 5 * kMiB}) {
+    const auto first = std::make_shared<Switch>(), second = std::make_shared<Switch>();
+    auto* memory = static_cast<unsigned char*>(arena.allocate_pages(bytes));
+    arena.seclude(memory, bytes, first);
+    Arena::release(memory, second);
+    for (Switch* next : {first.get(), second.get()}) {
+      Arena::reclaim();
+      CHECK(arena.used() > before);
+      std::vector<void*> others;
+      for (int i = 0; i < 4; ++i) others.push_back(arena.allocate(bytes < kMiB ? 4096 : bytes));
+      for (void* other : others) {
+        CHECK(other != memory);
+        Arena::release(other);
+      }
+      next->off = true;
+    }
+    Arena::reclaim();
+    CHECK(arena.used() == before);
+    CHECK(file_bytes() == held);
+    void* again = arena.allocate(bytes < kMiB ? 4096 : bytes);
+    CHECK(again == memory);
+    CHECK(all_zero(again, bytes));
+    std::memset(PeerView().of(again), 7, bytes);  // shared again, not private
+    CHECK(static_cast<unsigned char*>(again)[bytes - 1] == 7);
+    Arena::release(again);
+  }
+  void* small = arena.allocate(100);
+  CHECK_FALSE(arena.shared(small, 100));  // it shares its page with others, so it is shown to nobody
+  Arena::release(small);
+}
+
+TEST_CASE("secluded memory keeps its content and hears no more of peers") {
+  Arena& arena = Arena::instance();
+  const PeerView peer;
+  const std::size_t before = arena.used(), page = Arena::page_bytes(), bytes = 64 * page;
+  const auto claim = std::make_shared<Switch>();
+  auto* memory = static_cast<unsigned char*>(arena.allocate(bytes));
+  for (std::size_t i = 0; i < bytes; ++i) memory[i] = static_cast<unsigned char>(i * 7 >> 3);
+  const std::vector<unsigned char> content(memory, memory + bytes);
+  const std::uint64_t seen = Arena::seclusions();
+  arena.seclude(memory + 10 * page + 5, 20 * page, claim);
+  arena.seclude(memory + 5 * page, 10 * page, claim);  // overlaps
+  CHECK(Arena::seclusions() == seen + 2);
+  CHECK(std::equal(content.begin(), content.end(), memory));
+  std::memset(peer.of(memory), 0xee, bytes);
+  for (std::size_t i = 0; i < 64; ++i) {
+    const bool secluded = i >= 5 && i <= 30;
+    CHECK(arena.shared(memory + i * page, page) == !secluded);
+    CHECK(memory[i * page + 9] == (secluded ? content[i * page + 9] : 0xee));
+  }
+  CHECK_FALSE(arena.shared(memory, bytes));
+  memory[7 * page] = 1;
+  CHECK(peer.of(memory)[7 * page] == 0xee);
+  // Once nobody looks, the pages behind go back; the private ones stay.
+  const std::size_t held = file_bytes();
+  claim->off = true;
+  Arena::reclaim();
+  CHECK(file_bytes() == held - 26 * page);
+  CHECK(memory[7 * page] == 1);
+  CHECK_FALSE(arena.shared(memory + 7 * page, 1));
+  Arena::release(memory);
+  CHECK(arena.used() == before);
+}
+
+TEST_CASE("no store is lost while memory is secluded") {
+  Arena& arena = Arena::instance();
+  constexpr std::size_t kBytes = 8 * kMiB;
+  for (int round = 0; round < 5; ++round) {
+    const auto claim = std::make_shared<Switch>();
+    auto* memory = static_cast<unsigned char*>(arena.allocate(kBytes));
+    std::atomic<std::size_t> turns{0};
+    std::thread writer([&] {  // counts in one byte of each page
+      for (std::size_t turn = 0; turn < 100; ++turn, turns = turn)
+        for (std::size_t i = 0; i < kBytes; i += 4096) ++memory[i];
+    });
+    REQUIRE(eventually([&] { return turns > 1; }));
+    arena.seclude(memory, kBytes, claim);
+    writer.join();
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < kBytes; i += 4096) wrong += memory[i] != 100;
+    CHECK(wrong == 0);
+    claim->off = true;
+    Arena::release(memory);
+  }
+}
+
+TEST_CASE("adopted memory is secluded where it was adopted") {
+  Arena& arena = Arena::instance();
+  const PeerView peer;
+  const std::size_t bytes = 3 * kMiB, before = arena.used();
+  void* own = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(own != MAP_FAILED);
+  auto* at = static_cast<unsigned char*>(own);
+  std::memset(at, 3, bytes);
+  auto* inside = static_cast<unsigned char*>(arena.adopt(own, bytes));
+  CHECK(arena.current_address(inside + 17) == inside + 17);
+  const auto claim = std::make_shared<Switch>();
+  arena.seclude(inside + kMiB, kMiB, claim);
+  CHECK(arena.current_address(inside + 17) == at + 17);  // the whole of it: peers may be shown the rest no more
+  std::memset(peer.of(inside), 9, bytes);
+  CHECK(at[kMiB] == 3);
+  CHECK(at[2 * kMiB - 1] == 3);
+  CHECK(at[kMiB - 1] == 9);
+  claim->off = true;
+  REQUIRE(::munmap(own, bytes) == 0);
+  Arena::release(inside);
+  CHECK(arena.used() == before);
+}
+
+TEST_CASE("arenas of all ranks fit the address space") {
+  constexpr std::size_t kGiB = 1024 * kMiB, kTiB = 1024 * kGiB, kSpace = 128 * kTiB;
+  CHECK(arena_bytes(32 * kGiB, kSpace, 8) == 64 * kGiB);   // twice the memory where it fits
+  CHECK(arena_bytes(2 * kTiB, kSpace, 8) == 4 * kTiB);
+  CHECK(arena_bytes(2 * kTiB, kSpace, 64) == kTiB);        // 64 of them: half of the space
+  CHECK(arena_bytes(12 * kTiB, kSpace, 1024) * 1024 <= kSpace / 2);
+  CHECK(arena_bytes(256 * kGiB, 4 * kGiB, 2) == kGiB);     // ulimit -v
+  CHECK(arena_bytes(256 * kGiB, 3 * kGiB, 1) == 3 * kGiB / 2);
+  CHECK(arena_bytes(256 * kGiB, 100 * kMiB, 8) < kLeastArena);
+  CHECK(arena_bytes(kGiB, 0, 0) == 0);
+  for (const int ranks : {1, 2, 3, 7, 64, 100, 1000}) CHECK(arena_bytes(2 * kTiB, kSpace, ranks) * static_cast<std::size_t>(ranks) <= kSpace / 2);
 }

@@ -84,6 +84,12 @@ def kernel_isa() -> str:
 def arena_info() -> tuple[int, int, bytes]:
     """(file descriptor of this process's memfd arena, its bytes, its 16-byte identity). Created on first use."""
 
+def arena_expect(ranks: int) -> None:
+    """How many ranks will be on this host, as far as is known: counts until the arena is made."""
+
+def arena_bytes(machine_bytes: int, room: int, ranks: int) -> int:
+    """Address space of one of `ranks` arenas on a machine, where each process may map `room` bytes."""
+
 def arena_alloc(nbytes: int, align: int = 64) -> int:
     """Address of `nbytes` reserved bytes in the arena (pages are reserved at once: never a bus error later).
     Raises errors.memory with needed and free bytes."""

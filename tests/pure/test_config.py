@@ -129,8 +129,8 @@ def test_what_carries_data(given, network, shm):
     [("mlx5_0", "mlx5_0:1"), ("mlx5_0, mlx5_1:2", "mlx5_0:1,mlx5_1:2"), ("^mlx5_3", "^mlx5_3:1")],
 )
 def test_infiniband_devices_are_told_to_ucx_with_their_ports(text, devices):
-    assert ucx.settings(read(IB_HCA=text)) == {"NET_DEVICES": devices}
-    assert ucx.settings(Config()) == {} and ucx.environment(Config()) == {}
+    assert ucx.settings(read(IB_HCA=text)) == {"RNDV_SCHEME": "get_zcopy", "NET_DEVICES": devices}
+    assert ucx.settings(Config()) == {"RNDV_SCHEME": "get_zcopy"} and ucx.environment(Config()) == {}
 
 
 def test_the_ucx_library_that_is_asked_for_is_the_only_one_tried(tmp_path):

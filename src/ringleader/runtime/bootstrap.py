@@ -149,6 +149,7 @@ def _form(
     told: Mapping[str, Any] | None,
 ) -> Connected:
     rank, size = meeting.rank, meeting.size
+    processes.expect_ranks(size)
     card = my_card(rank, config, (told or tell(config)) if rank == 0 else None)
     cards = [read_card(raw) for raw in meeting.gather("cards", asdict(card))]
     # Choices of algorithms go by the cores that the ranks of rank 0's host have together, not by its own alone.

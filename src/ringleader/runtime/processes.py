@@ -19,7 +19,12 @@ from ringleader.errors import CollectiveTimeout, RendezvousError
 if TYPE_CHECKING:
     from ringleader._core import PeerProcess
 
-__all__ = ["exchange_arenas", "find_process", "known_processes", "my_identity", "wait_for_process"]
+__all__ = ["exchange_arenas", "expect_ranks", "find_process", "known_processes", "my_identity", "wait_for_process"]
+
+# Where launchers tell how many ranks are on this host.
+_LOCAL_SIZES = ("RINGLEADER_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+# More ranks than this share no host that has fewer cores.
+_MANY = 64
 
 _ARENA = struct.Struct("!16sQ")
 _CREDENTIALS = struct.Struct("=iII")
@@ -40,6 +45,17 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def expect_ranks(size: int) -> None:
+    """Tell, before the first use of shared memory, how many ranks of `size` may be on this host: each maps all others'.
+
+    What a launcher says counts, else all of them, as far as there are cores.
+    """
+    from ringleader import _core
+
+    told = next((os.environ[name] for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), None)
+    _core.arena_expect(int(told) if told else min(size, max(_MANY, os.cpu_count() or 1)))
 
 
 def my_identity() -> bytes:

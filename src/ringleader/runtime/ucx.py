@@ -45,16 +45,21 @@ def libraries(config: Config) -> list[str]:
 def settings(config: Config) -> dict[str, str]:
     """UCX settings (names without ``UCX_``) that stand for ours and that UCX takes for one context.
 
+    Large messages are read by their receiver from the sender's memory: a sender that stopped, and goes on when its
+    message has been given up, must not write into memory that the receiver's program has reused (architecture.md, "Who
+    may write which memory until when"). ``UCX_RNDV_SCHEME`` in the environment takes precedence (``am`` is safe too).
+
     Examples
     --------
     >>> settings(Config(ib_hca="mlx5_0,mlx5_1:2"))
-    {'NET_DEVICES': 'mlx5_0:1,mlx5_1:2'}
+    {'RNDV_SCHEME': 'get_zcopy', 'NET_DEVICES': 'mlx5_0:1,mlx5_1:2'}
     """
+    result = {} if "UCX_RNDV_SCHEME" in os.environ else {"RNDV_SCHEME": "get_zcopy"}
     if config.ib_hca is None:
-        return {}
+        return result
     negated = "^" if config.ib_hca.startswith("^") else ""
     names = config.ib_hca.removeprefix("^").split(",")
-    return {"NET_DEVICES": negated + ",".join(name if ":" in name else f"{name}:1" for name in names)}
+    return result | {"NET_DEVICES": negated + ",".join(name if ":" in name else f"{name}:1" for name in names)}
 
 
 def environment(config: Config) -> dict[str, str]:
