@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import pickle
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from meeting_support import wait_until
 
 import ringleader as rl
 from ringleader import _core
@@ -259,14 +259,6 @@ def test_work(comm: rl.Communicator) -> None:
     assert work.exception() is None
 
 
-def until(true: Callable[[], bool], limit: float = 30.0) -> None:
-    """Wait until it is true."""
-    end = time.monotonic() + limit
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_arrays_of_dropped_works_go_when_the_works_complete(comm: rl.Communicator) -> None:
     arrays = [np.ones(10) for _ in range(2000)]
     gone = [weakref.ref(each) for each in arrays]
@@ -274,7 +266,7 @@ def test_arrays_of_dropped_works_go_when_the_works_complete(comm: rl.Communicato
         comm.all_reduce(arrays.pop(), async_op=True)
     comm.barrier()
     # The last ones too, without a further call: when the interpreter next looks.
-    until(lambda: not any(each() is not None for each in gone))
+    assert wait_until(lambda: not any(each() is not None for each in gone))
 
 
 def test_async_on_a_strided_array(comm: rl.Communicator) -> None:

@@ -46,6 +46,28 @@ __all__ = [
 T = TypeVar("T")
 
 
+class _Outcome(Future[T]):
+    """A future that a forked child does not wait for: the thread that would complete it is its parent's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise errors.ForkError("the operation is the parent process's: a forked child does not get its result")
+
+    def result(self, timeout: float | None = None) -> T:
+        """See `concurrent.futures.Future`."""
+        self._check()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See `concurrent.futures.Future`."""
+        self._check()
+        return super().exception(timeout)
+
+
 class Lane:
     """One communicator and a thread that runs its operations one after another, in the order in which they came.
 
@@ -81,7 +103,7 @@ class Lane:
                 "horovod belongs to the parent process; a forked child cannot use it: start the child with "
                 "multiprocessing's 'spawn' method, and call init() there"
             )
-        future: Future[T] = Future()
+        future: Future[T] = _Outcome()
         self._jobs.put((future, work))
         return future
 
