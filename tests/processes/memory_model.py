@@ -1,7 +1,7 @@
 """Random programs of asynchronous operations against a model of who may write which memory until when.
 
 The rule, which docs/architecture.md states: an operation's result is in its place when the operation completes, and
-with it the results of all that were called before on the same communicator, whether or not anybody looks at their works.
+with it the results of all that were called before on the same communicator, whether or not anybody looks at them.
 Afterwards nothing writes there: what the program overwrites stays overwritten, and memory that it has freed and got
 again is its own. What failed leaves memory alone once its failure can be seen. What is beside an array never changes.
 
