@@ -27,7 +27,7 @@ help:
 	@echo 'make test-torch-old     tests of the backend with torch 2.6 (TORCH_OLD=...), the oldest release that is supported'
 	@echo 'make test-integrations  Accelerate, Lightning, FSDP2 as in torchtitan; rewrites their table in docs/'
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
-	@echo 'make lint         ruff                 make typecheck   mypy --strict'
+	@echo 'make lint         ruff                 make typecheck   mypy --strict, pyright'
 	@echo 'make docs-check   examples in docstrings, links in the documentation'
 	@echo 'make check        lint, typecheck, docs-check, test-native, sanitize, test'
 	@echo 'make dev          rebuild the native module in place'
@@ -139,6 +139,7 @@ lint: $(INSTALLED)
 
 typecheck: $(INSTALLED)
 	$(BIN)/mypy
+	$(BIN)/basedpyright
 
 docs-check: setup
 	$(BIN)/python -m pytest --doctest-modules src/ringleader $(PYTEST_ARGS)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from ringleader.runtime.config import logger
 from ringleader.runtime.dtypes import ReduceOp
 
 __all__ = ["AdaptiveAllReduce", "AdaptiveWork", "Switch"]
+
+A = TypeVar("A")
 
 log = logger("ADAPT")
 
@@ -179,6 +181,22 @@ class AdaptiveAllReduce:
 
     # ------------------------------------------------------------------------------------------------------ calling
 
+    @overload
+    def __call__(
+        self, x: A, op: ReduceOp | str = "sum", *, out: None = None, key: str = "", async_op: Literal[False] = False
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: Any, op: ReduceOp | str = "sum", *, out: A, key: str = "", async_op: Literal[False] = False
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: Any, op: ReduceOp | str = "sum", *, out: Any = None, key: str = "", async_op: Literal[True]
+    ) -> AdaptiveWork: ...
+    @overload
+    def __call__(
+        self, x: Any, op: ReduceOp | str = "sum", *, out: Any = None, key: str = "", async_op: bool
+    ) -> Any: ...
     def __call__(
         self, x: Any, op: ReduceOp | str = "sum", *, out: Any = None, key: str = "", async_op: bool = False
     ) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast, overload
 
+import numpy as np
 from numpy import ndarray
 
 from ringleader import errors
@@ -15,9 +16,33 @@ from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.work import Work
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+    from typing_extensions import Unpack
+
     from ringleader.runtime.communicator import Communicator
 
 __all__ = ["Collectives"]
+
+# What a call returns, to type checkers: the array that it was given (A), or a new one like it of another shape: a NumPy
+# array of the same elements (S), a tensor (T), or for other objects a NumPy array.
+A = TypeVar("A")
+S = TypeVar("S", bound=np.generic)
+T = TypeVar("T", bound="Tensor")
+
+
+class Options(TypedDict, total=False):
+    """Arguments of all verbs that say nothing about the result."""
+
+    algorithm: str | None
+    wire: Wire
+    timeout: float | None
+
+
+class Compressible(Options, total=False):
+    """Those of `all_reduce`."""
+
+    compression: Compressor | Keyed | None
 
 
 class Collectives(Runner):
@@ -33,6 +58,40 @@ class Collectives(Runner):
     `MismatchError`.
     """
 
+    @overload
+    def all_reduce(
+        self,
+        x: A,
+        op: ReduceOp | str = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **rest: Unpack[Compressible],
+    ) -> A: ...
+    @overload
+    def all_reduce(
+        self,
+        x: Any,
+        op: ReduceOp | str = "sum",
+        *,
+        out: A,
+        async_op: Literal[False] = False,
+        **rest: Unpack[Compressible],
+    ) -> A: ...
+    @overload
+    def all_reduce(
+        self,
+        x: Any,
+        op: ReduceOp | str = "sum",
+        *,
+        out: Any = None,
+        async_op: Literal[True],
+        **rest: Unpack[Compressible],
+    ) -> Work: ...
+    @overload
+    def all_reduce(
+        self, x: Any, op: ReduceOp | str = "sum", *, out: Any = None, async_op: bool, **rest: Unpack[Compressible]
+    ) -> Any: ...
     def all_reduce(
         self,
         x: Any,
@@ -111,6 +170,50 @@ class Collectives(Runner):
         self._check_usable()
         return self._run(calls.all_reduce(self, x, op, out, algorithm, wire), async_op, timeout, (head, x, out))
 
+    @overload
+    def reduce(
+        self,
+        x: A,
+        root: int = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        **rest: Unpack[Options],
+    ) -> A | None: ...
+    @overload
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        out: A,
+        async_op: Literal[False] = False,
+        **rest: Unpack[Options],
+    ) -> A | None: ...
+    @overload
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        out: Any = None,
+        async_op: Literal[True],
+        **rest: Unpack[Options],
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        out: Any = None,
+        async_op: bool,
+        **rest: Unpack[Options],
+    ) -> Any: ...
     def reduce(
         self,
         x: Any,
@@ -159,6 +262,12 @@ class Collectives(Runner):
         self._check_usable()
         return self._run(calls.reduce(self, x, root, op, out, algorithm, wire), async_op, timeout, (head, x, out))
 
+    @overload
+    def broadcast(self, x: A, root: int = 0, *, async_op: Literal[False] = False, **rest: Unpack[Options]) -> A: ...
+    @overload
+    def broadcast(self, x: Any, root: int = 0, *, async_op: Literal[True], **rest: Unpack[Options]) -> Work: ...
+    @overload
+    def broadcast(self, x: Any, root: int = 0, *, async_op: bool, **rest: Unpack[Options]) -> Any: ...
     def broadcast(
         self,
         x: Any,
@@ -198,6 +307,22 @@ class Collectives(Runner):
         self._check_usable()
         return self._run(calls.broadcast(self, x, root, algorithm, wire), async_op, timeout, (head, x, None))
 
+    @overload
+    def all_gather(
+        self, x: NDArray[S], out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> NDArray[S]: ...
+    @overload
+    def all_gather(self, x: T, out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]) -> T: ...
+    @overload
+    def all_gather(self, x: Any, out: A, *, async_op: Literal[False] = False, **rest: Unpack[Options]) -> A: ...
+    @overload
+    def all_gather(
+        self, x: Any, out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> NDArray[Any]: ...
+    @overload
+    def all_gather(self, x: Any, out: Any = None, *, async_op: Literal[True], **rest: Unpack[Options]) -> Work: ...
+    @overload
+    def all_gather(self, x: Any, out: Any = None, *, async_op: bool, **rest: Unpack[Options]) -> Any: ...
     def all_gather(
         self,
         x: Any,
@@ -237,6 +362,48 @@ class Collectives(Runner):
         known_by = None if out is None else (head, x, out)
         return self._run(calls.all_gather(self, x, out, algorithm, wire), async_op, timeout, known_by)
 
+    @overload
+    def reduce_scatter(
+        self,
+        x: NDArray[S],
+        out: None = None,
+        op: ReduceOp | str = "sum",
+        *,
+        async_op: Literal[False] = False,
+        **rest: Unpack[Options],
+    ) -> NDArray[S]: ...
+    @overload
+    def reduce_scatter(
+        self,
+        x: T,
+        out: None = None,
+        op: ReduceOp | str = "sum",
+        *,
+        async_op: Literal[False] = False,
+        **rest: Unpack[Options],
+    ) -> T: ...
+    @overload
+    def reduce_scatter(
+        self, x: Any, out: A, op: ReduceOp | str = "sum", *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> A: ...
+    @overload
+    def reduce_scatter(
+        self,
+        x: Any,
+        out: None = None,
+        op: ReduceOp | str = "sum",
+        *,
+        async_op: Literal[False] = False,
+        **rest: Unpack[Options],
+    ) -> NDArray[Any]: ...
+    @overload
+    def reduce_scatter(
+        self, x: Any, out: Any = None, op: ReduceOp | str = "sum", *, async_op: Literal[True], **rest: Unpack[Options]
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self, x: Any, out: Any = None, op: ReduceOp | str = "sum", *, async_op: bool, **rest: Unpack[Options]
+    ) -> Any: ...
     def reduce_scatter(
         self,
         x: Any,
@@ -280,6 +447,38 @@ class Collectives(Runner):
         known_by = None if out is None else (head, x, out)
         return self._run(calls.reduce_scatter(self, x, out, op, algorithm, wire), async_op, timeout, known_by)
 
+    @overload
+    def gather(
+        self,
+        x: NDArray[S],
+        root: int = 0,
+        out: None = None,
+        *,
+        async_op: Literal[False] = False,
+        **rest: Unpack[Options],
+    ) -> NDArray[S] | None: ...
+    @overload
+    def gather(
+        self, x: T, root: int = 0, out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> T | None: ...
+    @overload
+    def gather(
+        self, x: Any, root: int = 0, *, out: A, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> A | None: ...
+    @overload
+    def gather(
+        self, x: Any, root: int, out: A, *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> A | None: ...
+    @overload
+    def gather(
+        self, x: Any, root: int = 0, out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> NDArray[Any] | None: ...
+    @overload
+    def gather(
+        self, x: Any, root: int = 0, out: Any = None, *, async_op: Literal[True], **rest: Unpack[Options]
+    ) -> Work: ...
+    @overload
+    def gather(self, x: Any, root: int = 0, out: Any = None, *, async_op: bool, **rest: Unpack[Options]) -> Any: ...
     def gather(
         self,
         x: Any,
@@ -323,6 +522,36 @@ class Collectives(Runner):
         known_by = None if own else (head, x, out)
         return self._run(calls.gather(self, x, root, out, algorithm, wire), async_op, timeout, known_by)
 
+    @overload
+    def scatter(
+        self,
+        x: NDArray[S],
+        root: int = 0,
+        out: None = None,
+        *,
+        async_op: Literal[False] = False,
+        **rest: Unpack[Options],
+    ) -> NDArray[S]: ...
+    @overload
+    def scatter(
+        self, x: T, root: int = 0, out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> T: ...
+    @overload
+    def scatter(
+        self, x: Any, root: int = 0, *, out: A, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> A: ...
+    @overload
+    def scatter(self, x: Any, root: int, out: A, *, async_op: Literal[False] = False, **rest: Unpack[Options]) -> A: ...
+    @overload
+    def scatter(
+        self, x: Any, root: int = 0, out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> NDArray[Any]: ...
+    @overload
+    def scatter(
+        self, x: Any, root: int = 0, out: Any = None, *, async_op: Literal[True], **rest: Unpack[Options]
+    ) -> Work: ...
+    @overload
+    def scatter(self, x: Any, root: int = 0, out: Any = None, *, async_op: bool, **rest: Unpack[Options]) -> Any: ...
     def scatter(
         self,
         x: Any,
@@ -365,6 +594,22 @@ class Collectives(Runner):
         known_by = None if out is None else (head, x, out)
         return self._run(calls.scatter(self, x, root, out, algorithm, wire), async_op, timeout, known_by)
 
+    @overload
+    def all_to_all(
+        self, x: NDArray[S], out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> NDArray[S]: ...
+    @overload
+    def all_to_all(self, x: T, out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]) -> T: ...
+    @overload
+    def all_to_all(self, x: Any, out: A, *, async_op: Literal[False] = False, **rest: Unpack[Options]) -> A: ...
+    @overload
+    def all_to_all(
+        self, x: Any, out: None = None, *, async_op: Literal[False] = False, **rest: Unpack[Options]
+    ) -> NDArray[Any]: ...
+    @overload
+    def all_to_all(self, x: Any, out: Any = None, *, async_op: Literal[True], **rest: Unpack[Options]) -> Work: ...
+    @overload
+    def all_to_all(self, x: Any, out: Any = None, *, async_op: bool, **rest: Unpack[Options]) -> Any: ...
     def all_to_all(
         self,
         x: Any,
@@ -404,6 +649,16 @@ class Collectives(Runner):
         known_by = None if out is None else (head, x, out)
         return self._run(calls.all_to_all(self, x, out, algorithm, wire), async_op, timeout, known_by)
 
+    @overload
+    def barrier(
+        self, timeout: float | None = None, *, algorithm: str | None = None, async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def barrier(
+        self, timeout: float | None = None, *, algorithm: str | None = None, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def barrier(self, timeout: float | None = None, *, algorithm: str | None = None, async_op: bool) -> Work | None: ...
     def barrier(self, timeout: float | None = None, *, algorithm: str | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it.
 

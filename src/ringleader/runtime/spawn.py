@@ -21,12 +21,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from ringleader.errors import ClosedError, CollectiveTimeout, InvalidArgument, SpawnError
 from ringleader.runtime.environment import format_hostport
 from ringleader.runtime.keys import secret_key
 from ringleader.runtime.storeserver import TcpStoreServer
+
+R = TypeVar("R")
 
 __all__ = ["Outcome", "WorkerGroup", "spawn"]
 
@@ -372,14 +374,14 @@ def _close_all() -> None:
 
 
 def spawn(
-    fn: Callable[..., Any],
+    fn: Callable[..., R],
     n: int,
     *args: Any,
     transport: str | None = None,
     env: Mapping[str, str | None] | None = None,
     timeout: float | None = None,
     grace: float = GRACE,
-) -> list[Any]:
+) -> list[R]:
     """Run `fn(*args)` in `n` new processes, in which `ringleader.init()` joins them all; return the results by rank.
 
     Parameters

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, overload
 
 from ringleader import _core, errors
 from ringleader._names import match, unknown
 from ringleader.runtime import arrays
 from ringleader.schedule import Collective
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+L = TypeVar("L", bound="np.ndarray[Any, Any] | Tensor")
 
 __all__ = ["WIRE_CODES", "Wire", "effective", "parse_wire", "round_to_wire"]
 
@@ -85,6 +92,10 @@ def effective(wire: str | None, default: str, collective: Collective, code: int,
     return "f32" if len(set(nodes)) <= 1 else wire
 
 
+@overload
+def round_to_wire(x: L, wire: str) -> L: ...  # type: ignore[overload-overlap]
+@overload
+def round_to_wire(x: object, wire: str) -> NDArray[np.float32]: ...
 def round_to_wire(x: Any, wire: str) -> Any:
     """What a wire format makes of `x` when it is sent once, as one piece: blocks count from its start.
 
