@@ -158,6 +158,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Error first_cause_of(const Error& error);
   std::optional<Error> give_up_operation(const std::string& cause);
   void tell_left(Left what);
+  bool controlled(const Error& error);
   bool said_goodbye(Rank rank);
   [[noreturn]] void throw_aborted() const;
   void fail(const Error& error);

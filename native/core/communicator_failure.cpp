@@ -41,8 +41,12 @@ void Communicator::check_peers(bool in_operation) {
   // A network peer that said goodbye may have left data in the sockets: their end, met when reading, is what counts there. In
   // shared memory all its progress is visible once its state is.
   poll_control(where);
-  if (in_operation) compare_presence();
+  if (in_operation) {
+    execution_.compare_local();
+    compare_presence();
+  }
   if (left.empty() || !in_operation) return;
+  if (aborted(mesh_.own->control)) throw_aborted();  // it said why before it left
   for (const Rank r : execution_.blocked_on())
     if (std::find(left.begin(), left.end(), r) != left.end())
       throw Error(ErrorKind::peer_lost, mesh_.name(r) + " has left the communicator (closed it or exited) while " +
@@ -91,14 +95,8 @@ void Communicator::tell_presence() {
 }
 
 void Communicator::compare_presence() {
-  const OpInfo& mine = execution_.info();
   std::lock_guard lock(control_mutex_);
-  for (std::size_t r = 0; r < presence_.size(); ++r) {
-    const OpInfo& theirs = presence_[r];
-    if (theirs.sequence != mine.sequence || theirs.fingerprint() == mine.fingerprint()) continue;
-    throw Error(ErrorKind::mismatch, "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + mine.text() +
-                                         ", but " + mesh_.peers[r].name + " runs " + theirs.text(), {static_cast<Rank>(r)});
-  }
+  for (std::size_t r = 0; r < presence_.size(); ++r) execution_.compare(static_cast<Rank>(r), presence_[r]);
 }
 
 // Whether a rank is known to have entered the current operation.
@@ -165,9 +163,10 @@ void Communicator::throw_aborted() const {
 Error Communicator::first_cause_of(const Error& error) {
   Error cause = error;
   const bool lost = error.kind == ErrorKind::peer_lost;
-  if ((lost || error.kind == ErrorKind::mismatch) && !control_.empty()) {
-    // A disagreement may only show that peers have given the operation up already; then they have said so before.
-    const auto until = Clock::now() + milliseconds(lost ? 500 : 0);
+  if (lost || error.kind == ErrorKind::mismatch) {
+    // A disagreement may only show that peers have given the operation up already; then they have said so before. And the death of a
+    // process of this node is certain: no connection has more to say of it.
+    const auto until = Clock::now() + milliseconds(lost && controlled(error) ? 500 : 0);
     do {
       try {
         poll_control("");
@@ -185,7 +184,10 @@ Error Communicator::first_cause_of(const Error& error) {
   if (cause.kind == ErrorKind::mismatch) {  // peers get the text too: a link says "this rank"
     std::string text = cause.what();
     const std::string self = "this rank";
-    if (const auto at = text.find(self); at != std::string::npos) text.replace(at, self.size(), mesh_.name(mesh_.rank));
+    if (const auto at = text.find(self); at != std::string::npos) {
+      if (text.find("earlier operation") < at) text += execution_.past_text();
+      text.replace(at, self.size(), mesh_.name(mesh_.rank));
+    }
     cause = Error(cause.kind, text, cause.ranks);
   }
   fail(cause);
@@ -218,6 +220,13 @@ std::optional<Error> Communicator::give_up_operation(const std::string& cause) {
     }
   }
   return failed;
+}
+
+// Whether the rank that the error names is reached over a control connection.
+bool Communicator::controlled(const Error& error) {
+  std::lock_guard lock(control_mutex_);
+  const auto r = static_cast<std::size_t>(error.ranks.empty() ? mesh_.rank : error.ranks.front());
+  return r < control_.size() && control_[r] != nullptr;
 }
 
 bool Communicator::said_goodbye(Rank rank) {

@@ -16,7 +16,10 @@ namespace {
 constexpr auto kHealthInterval = milliseconds(5);  // between looks at peers while waiting
 constexpr auto kLongestSleep = milliseconds(50);
 constexpr auto kWorthSpinning = std::chrono::microseconds(4);  // a learned budget below this: peers share our core
-constexpr auto kWorthTelling = milliseconds(200);  // a wait that long may end in a timeout, whose message should name the late rank
+// A wait that long may be for ever: ranks that only wait for each other in different operations learn it from what they tell, and a
+// timeout can name the late rank. To tell a peer costs a few microseconds, so that with many peers it is told later.
+constexpr auto kWorthTelling = milliseconds(20);
+constexpr auto kWorthTellingPerPeer = std::chrono::microseconds(100);
 constexpr std::uint32_t kMovesPerClock = 64;       // progress steps between looks at the clock
 constexpr int kQuickRounds = 200;                  // attempts of Call::spin: a few microseconds
 
@@ -67,6 +70,7 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
       if (driver.idle_since != Clock::time_point{}) charge_late(driver, Clock::now());
       driver.waiter.progressed();
       patience_.learn(driver.looked, true);
+      if (execution_.unanswered()) poll_control("");
       return true;
     }
     const bool stopped = aborted(own) || closing_.load(std::memory_order_relaxed);
@@ -351,7 +355,7 @@ void Communicator::check(Driver& driver, Clock::time_point now) {
   if (now >= driver.next_health) {
     driver.next_health = now + kHealthInterval;
     check_peers(true);
-    if (now - driver.started >= kWorthTelling) tell_presence();
+    if (now - driver.started >= kWorthTelling + mesh_.size * kWorthTellingPerPeer) tell_presence();
   }
   if (now >= driver.deadline) throw timeout_error(driver, now);
 }
@@ -400,6 +404,7 @@ bool Call::spin() {
       const Execution::Step step = execution.progress();
       if (step == Execution::Step::done) {
         communicator_.patience_.learn(looked, true);
+        if (execution.unanswered()) communicator_.poll_control("");
         finish();
         return true;
       }

@@ -12,6 +12,15 @@ namespace {
 // Work on so much at most is over before a sleeping peer would mind that it is woken only then.
 constexpr std::uint64_t kQuickBytes = 256 << 10;
 
+// The upper half: there every bit of what was hashed has come.
+std::uint32_t short_history(std::uint64_t history) { return static_cast<std::uint32_t>(history >> 32); }
+
+// Whether two ranks' descriptions are of the same call, whatever came before.
+bool same_call(OpInfo one, const OpInfo& other) {
+  one.history = other.history;
+  return std::memcmp(&one, &other, sizeof one) == 0;
+}
+
 }  // namespace
 
 void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t sequence) {
@@ -24,8 +33,6 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
   }
   in_ = static_cast<std::byte*>(in);
   out_ = static_cast<std::byte*>(out);
-  info_ = plan_->info;
-  info_.sequence = sequence;
   if (views_.empty()) views_.resize(static_cast<std::size_t>(mesh_.size));
   cursor_ = 0;
   if (plan_->inlined) {
@@ -49,6 +56,12 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
   // operation must show in the next one that does.
   history_ = (history_ ^ plan_->info_hash) * 0x9e3779b97f4a7c15u;
   fingerprint_ = history_ & ~kRegisteredMask;
+  sequence_ = sequence;
+  past_[sequence % kPast] = history_;
+  OpInfo& own = recent_[sequence % kRecent];
+  own = plan_->info;
+  own.sequence = sequence;
+  own.history = short_history(history_);
   first_window_ = mesh_.next_window;
   mesh_.next_window += plan_->windows;
   window_ = 0;
@@ -174,31 +187,79 @@ void Execution::check_fingerprint(Rank rank) const {
   if (theirs == fingerprint_) return;
   Entry entry;
   if (!read_entry(block, window, entry)) {
-    // Overwritten: the peer passed this window, and had it disagreed it would have said so.
+    // Overwritten: what it says now can be compared when this rank is there.
     if (far_ahead(block, window)) return;
     throw Error(ErrorKind::internal, "the entry record of " + mesh_.name(rank) + " is damaged", {rank});
   }
-  std::string mine = info_.text(), other = entry.info.text();
-  // Equal here, so they parted before: the last windows' entries are still there to tell where.
-  for (std::uint64_t back = 1; mine == other && back < kEntrySlots && back < window; ++back) {
-    Entry own;
-    if (!read_entry(mesh_.own->control, window - back, own) || !read_entry(block, window - back, entry)) break;
-    mine = own.info.text();
-    other = entry.info.text();
+  throw_mismatch(rank, entry.info);
+}
+
+// Whether a peer's description shows that it has not run the same operations as this rank, up to its own. Nothing is known of operations
+// that this rank has not entered, or long ago.
+bool Execution::parted(const OpInfo& theirs) const {
+  if (theirs.sequence == 0 || theirs.sequence > sequence_ || theirs.sequence + kPast <= sequence_) return false;
+  return theirs.history != short_history(past_[theirs.sequence % kPast]);
+}
+
+// Invariant: of two ranks of a node of which one waits for what the other will never do, the one that is in the lower window - or either,
+// in the same - finds the other's entry for it, or the other finds this one's operation in its past. So nobody waits for its limit.
+void Execution::compare_local() const {
+  const std::uint64_t window = window_number();
+  for (const Rank rank : mesh_.local) {
+    const ControlBlock& block = mesh_.control(rank);
+    const std::uint64_t theirs = block.progress.load(std::memory_order_acquire) >> kCountBits;
+    if (theirs == 0) continue;
+    if (theirs >= window) check_fingerprint(rank);
+    Entry entry;
+    if (theirs != window && read_entry(block, theirs, entry)) compare(rank, entry.info);
   }
-  const std::string where = mine == other ? "an earlier operation; both run now: " : "the operation: ";
-  throw Error(ErrorKind::mismatch,
-              "ranks disagree about " + where + mesh_.name(mesh_.rank) + " runs " + mine + ", but " + mesh_.name(rank) +
-                  " runs " + other,
-              {rank});
+}
+
+void Execution::compare(Rank rank, const OpInfo& theirs) const {
+  if (parted(theirs)) throw_mismatch(rank, theirs);
 }
 
 // The peer is known to be in another operation; its entry record says in which, unless it went far ahead since.
 void Execution::throw_mismatch(Rank rank) const {
   check_fingerprint(rank);
-  throw Error(ErrorKind::mismatch, "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + info_.text() + ", but " +
+  throw Error(ErrorKind::mismatch, "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + info().text() + ", but " +
                                        mesh_.name(rank) + " runs another",
               {rank});
+}
+
+// `theirs`: where the peer's history was seen to differ. They may have parted before: its last entries tell where.
+void Execution::throw_mismatch(Rank rank, OpInfo theirs) const {
+  const auto remembered = [this](std::uint64_t sequence) { return sequence <= sequence_ && sequence + kRecent > sequence_; };
+  if (mesh_.peers[static_cast<std::size_t>(rank)].shared != nullptr) {
+    const ControlBlock& block = mesh_.control(rank);
+    const std::uint64_t last = block.progress.load(std::memory_order_acquire) >> kCountBits;
+    Entry entry;
+    for (std::uint64_t back = 0; back < kEntrySlots && back < last; ++back) {
+      if (!read_entry(block, last - back, entry) || !remembered(entry.info.sequence)) continue;
+      const OpInfo& mine = recent_[entry.info.sequence % kRecent];
+      if (entry.info.sequence < theirs.sequence && entry.info.history != mine.history && !same_call(entry.info, mine)) theirs = entry.info;
+    }
+  }
+  const OpInfo& mine = remembered(theirs.sequence) ? recent_[theirs.sequence % kRecent] : info();
+  const bool earlier = same_call(theirs, mine);
+  const char* const runs = mine.sequence == sequence_ ? " runs " : " ran ";
+  std::string text = std::string("ranks disagree about ") + (earlier ? "an earlier operation; now " : "the operation: ") +
+                     mesh_.name(mesh_.rank) + runs + mine.text() + ", but " + mesh_.name(rank) + " runs " + theirs.text();
+  if (earlier) text += past_text();
+  throw Error(ErrorKind::mismatch, text, {rank});
+}
+
+// What this rank ran before, for messages about a disagreement that lies there.
+std::string Execution::past_text() const {
+  std::string text;
+  for (std::uint64_t back = 1; back <= 2 && back < sequence_; ++back)
+    text += (back == 1 ? "; before it " + mesh_.name(mesh_.rank) + " ran " : ", and before that ") + recent_[(sequence_ - back) % kRecent].text();
+  return text;
+}
+
+bool Execution::unanswered() const {
+  return !links_.empty() && plan_->blind &&
+         std::all_of(plan_->links.begin(), plan_->links.end(), [](const BoundLink& link) { return link.receives.empty(); });
 }
 
 // Invariant: called after the peer's progress reached this window, and before any of its memory is touched in it.
@@ -365,7 +426,7 @@ bool Execution::enter() {
     for (LinkState& state : links_) state.next_send = state.next_receive = 0;
   }
   if (!mesh_.local.empty()) {
-    publish_entry(mesh_.own->control, window_number(), info_, fingerprint_, registered_bits_, base_);
+    publish_entry(mesh_.own->control, window_number(), info(), fingerprint_, registered_bits_, base_);
     publish(1);
   }
   phase_ = window_ > 0 ? Phase::finish_previous : Phase::run;

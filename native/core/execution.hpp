@@ -35,7 +35,15 @@ class Execution {
   // The ranks that this rank waits for now, and a description, for messages.
   std::vector<Rank> blocked_on() const;
   std::string describe() const;
-  const OpInfo& info() const { return info_; }
+  std::string past_text() const;
+  const OpInfo& info() const { return recent_[sequence_ % kRecent]; }
+  // Throws Error(mismatch) if a peer of this node is in another operation than this rank is, or was when it was there. Peers' control
+  // blocks are read for it: for waits that have lasted.
+  void compare_local() const;
+  // The same with what a peer says that it is in.
+  void compare(Rank rank, const OpInfo& theirs) const;
+  // Whether this rank only sends in this operation, to other nodes too, so that no message could tell it of a failure.
+  bool unanswered() const;
   std::uint64_t window_number() const { return first_window_ + window_; }
   void finish();  // drops the plan
   // The user's memory that peers can reach in this operation, as far as they have been told. Until finish().
@@ -45,6 +53,7 @@ class Execution {
 
  private:
   enum class Phase { enter, finish_previous, run, finish_last, release, done };
+  static constexpr std::size_t kRecent = 16, kPast = 256;
 
   // A peer as seen in the current window.
   struct View {
@@ -75,7 +84,9 @@ class Execution {
   void look_at(Rank rank);
   void check_fingerprint(Rank rank) const;
   void look_around();
+  bool parted(const OpInfo& theirs) const;
   [[noreturn]] void throw_mismatch(Rank rank) const;
+  [[noreturn]] void throw_mismatch(Rank rank, OpInfo theirs) const;
   bool ready(const BoundInstr& instr);
 
   bool enter();
@@ -107,7 +118,9 @@ class Execution {
   const RankProgram* program_ = nullptr;
   std::byte* in_ = nullptr;
   std::byte* out_ = nullptr;
-  OpInfo info_;
+  std::uint64_t sequence_ = 0;
+  OpInfo recent_[kRecent];               // the last operations, by sequence; this one is at info()
+  std::uint64_t past_[kPast] = {};       // history_ of more of them, by sequence
   std::uint64_t history_ = 0;            // hash of all operations so far
   std::uint64_t fingerprint_ = 0;        // what is published of it
   std::uint64_t looked_ = 0;             // Plan::info_hash of the operation that looked around last

@@ -54,7 +54,7 @@ bool Execution::mailbox_free() const {
 void Execution::fill_mailbox() {
   const std::uint64_t window = window_number();
   stage_in();
-  publish_entry(mesh_.own->control, window, info_, fingerprint_, 0, base_);
+  publish_entry(mesh_.own->control, window, info(), fingerprint_, 0, base_);
   publish_progress(mesh_.own->control, window, 1);
   Mailbox& mailbox = mesh_.mailbox(mesh_.rank, window);
   mailbox.fingerprint.store(fingerprint_, std::memory_order_relaxed);

@@ -23,7 +23,7 @@ void fold_incoming(const void* context, void* dst, const void* incoming, std::si
 }  // namespace
 
 MessageHeader Execution::header(std::size_t index, std::uint64_t bytes) const {
-  return MessageHeader{kHeaderMagic, static_cast<std::uint32_t>(index), window_number(), bytes, info_};
+  return MessageHeader{kHeaderMagic, static_cast<std::uint32_t>(index), window_number(), bytes, info()};
 }
 
 std::vector<Piece> Execution::message_pieces(const BoundInstr& instr, std::uint64_t& bytes) const {

@@ -147,7 +147,7 @@ bool Execution::waits_elsewhere(std::uint32_t core) const {
 
 std::string Execution::describe() const {
   if (!plan_) return "nothing";
-  return info_.text() + " (window " + std::to_string(window_ + 1) + " of " + std::to_string(plan_->windows) + ", step " +
+  return info().text() + " (window " + std::to_string(window_ + 1) + " of " + std::to_string(plan_->windows) + ", step " +
          std::to_string(cursor_) + " of " + std::to_string(plan_->in_order.size()) + " here)";
 }
 

@@ -7,7 +7,7 @@
 namespace ringleader {
 
 // OpInfo and MessageHeader are sent as they lie in memory: no padding may hide in them.
-// (96 = four words, five small fields in 8 bytes, six extents, wire format and protocol in 8 bytes)
+// (96 = four words, five small fields in 8 bytes, six extents, wire format, protocol and history in 8 bytes)
 static_assert(sizeof(OpInfo) == 96 && std::is_trivially_copyable_v<OpInfo>);
 static_assert(sizeof(MessageHeader) == 120 && std::is_trivially_copyable_v<MessageHeader>);
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");

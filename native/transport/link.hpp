@@ -30,9 +30,10 @@ struct OpInfo {
   std::int64_t shape[6] = {0, 0, 0, 0, 0, 0};  // first six dimensions
   std::uint8_t wire = 0;       // WireFormat of the messages
   std::uint8_t inlined = 0;    // 1: payload beside the flag (Plan::inlined)
-  std::uint8_t unused[6] = {0, 0, 0, 0, 0, 0};
+  std::uint8_t unused[2] = {0, 0};
+  std::uint32_t history = 0;   // of this operation and all before it: equal only where ranks have run the same ones
 
-  std::uint64_t fingerprint() const;  // hash of every field; never 0
+  std::uint64_t fingerprint() const;  // hash of every field but the history; never 0
   std::string text() const;           // "all_reduce #12 of float32 (2, 3), op sum, algorithm 5f3a..."
 };
 
@@ -43,7 +44,7 @@ struct MessageHeader {
   std::uint64_t bytes;    // payload bytes that follow, encoded if info.wire says so
   OpInfo info;
 };
-inline constexpr std::uint32_t kHeaderMagic = 0x524c4d32;  // "RLM2"
+inline constexpr std::uint32_t kHeaderMagic = 0x524c4d33;  // "RLM3"
 
 struct Piece {
   void* data;

@@ -21,8 +21,11 @@ std::string difference(const MessageHeader& expected, const MessageHeader& got, 
            "): do all ranks run the same version?";
   }
   if (std::memcmp(&got.info, &expected.info, sizeof got.info) != 0) {
-    return "ranks disagree about the operation: this rank runs " + expected.info.text() + "; " + peer_name + " runs " +
-           got.info.text();
+    OpInfo same_past = got.info;
+    same_past.history = expected.info.history;
+    const bool earlier = std::memcmp(&same_past, &expected.info, sizeof same_past) == 0;
+    return std::string("ranks disagree about ") + (earlier ? "an earlier operation; now " : "the operation: ") + "this rank runs " +
+           expected.info.text() + "; " + peer_name + " runs " + got.info.text();
   }
   return "ranks disagree about a message of " + expected.info.text() + ": this rank expects " + position(expected) + "; " +
          peer_name + " sent " + position(got);
