@@ -51,6 +51,8 @@ void Communicator::connect(ConnectRequest request) {
   goodbye_.assign(n, 0);
   gone_.assign(n, 0);
   presence_.resize(n);
+  asked_.assign(n, 0);
+  answers_.resize(n);
   for (Rank r = 0; r < mesh_.size; ++r) connect_peer(r, request, streams);
   p2p_ = std::make_unique<PointToPoint>(mesh_.rank, std::move(streams), request.names);
   mesh_.own->control.state.store(static_cast<std::uint32_t>(BlockState::live), std::memory_order_release);
@@ -179,8 +181,9 @@ void Communicator::close_links() {
     for (auto& link : peer.links) link->close();
 }
 
-// Leaving: peers learn of it, everything in flight here fails, and the memory that peers may still touch is released: it is given out again
-// once all of them have left too.
+// Leaving: what is in flight gets the time to complete, because peers need this rank's part in it and may be behind. Then they learn of it,
+// what is still in flight here fails, and the memory that peers may still touch is released: it is given out again once all of them have
+// left too.
 void Communicator::close(double timeout_seconds) {
   if (forked()) return;  // a copy in a forked child: the parent's resources are not ours to touch
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
@@ -188,6 +191,9 @@ void Communicator::close(double timeout_seconds) {
     // Small sends were reported complete when they were copied; they must not be lost now.
     while (!p2p_->flushed() && !aborted(mesh_.own->control) && Clock::now() < until)
       if (!p2p_->progress()) std::this_thread::yield();
+    std::unique_lock lock(mutex_);
+    while ((busy() || !queue_.empty()) && state() == State::live && !ended() && Clock::now() < until)
+      wake_.wait_until(lock, std::min(until, Clock::now() + std::chrono::milliseconds(1)));
   }
   if (closing_.exchange(true)) return;
   const bool connected = state() != State::fresh;

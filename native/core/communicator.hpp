@@ -123,6 +123,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Clock::time_point idle_since{};  // the last look at who is late, in a wait that has gone beyond spinning
     std::uint32_t moves = 0;
     std::uint32_t looked = 0;  // in vain at peers on other cores, in this wait
+    bool nudged = false;       // the last sleep was ended by a peer, and nothing moved for it
+    Clock::time_point spared{};  // since when messages are waited for after an end that spares operations
+    // At the limit, before blame: until when the others have time to show that they wait, and how often the ranks of this node had by then.
+    Clock::time_point verdict{};
+    std::vector<std::uint64_t> beats;
     std::vector<pollfd> fds;
   };
 
@@ -152,8 +157,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void tell_presence();
   void compare_presence();
   bool entered(Rank rank) const;
-  std::vector<Rank> culprits() const;
-  Error timeout_error(const Driver& driver, Clock::time_point now) const;
+  bool ended() const { return aborted(mesh_.own->control, execution_.sequence()); }
+  void show_wait();
+  void answer_inquiries();
+  void inquire(Driver& driver, Clock::time_point now);
+  std::optional<std::vector<Rank>> awaited_by(const Driver& driver, Rank rank) const;
+  std::vector<Rank> culprits(const Driver& driver, bool& certain) const;
+  Error timeout_error(const Driver& driver, Clock::time_point now, std::vector<Rank> missing) const;
   std::string last_operation(Rank rank) const;
   Error first_cause_of(const Error& error);
   std::optional<Error> give_up_operation(const std::string& cause);
@@ -161,8 +171,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool controlled(const Error& error);
   bool said_goodbye(Rank rank);
   [[noreturn]] void throw_aborted() const;
-  void fail(const Error& error);
-  void spread(const Error& error);
+  std::uint64_t spares(const Error& error);
+  void fail(const Error& error, std::uint64_t from = 0);
+  void spread(const Error& error, std::uint64_t from);
   void poll_control(const std::string& where);
   void hear_control();  // the same outside of operations: what is heard is kept, not thrown
   std::shared_ptr<WorkState> pushed_on(std::shared_ptr<WorkState> work);
@@ -203,10 +214,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Departures> departures_ = std::make_shared<Departures>();  // how far they have
 
   std::vector<std::unique_ptr<ControlConnection>> control_;  // by rank; null for ranks of my node
-  mutable std::mutex control_mutex_;                         // guards control_, goodbye_, gone_ and presence_
+  mutable std::mutex control_mutex_;                         // guards it and what was heard over it
   std::vector<char> goodbye_;                                // network peers that said they leave
   std::vector<char> gone_;                                   // network peers whose control connection ended without goodbye
   std::vector<OpInfo> presence_;                             // the last operation each network peer said it waits in
+  std::vector<char> asked_;                                  // network peers that want to know whom this rank waits for
+  std::vector<std::optional<std::vector<Rank>>> answers_;    // whom network peers said they wait for, since this rank asked
   std::uint64_t presence_sent_ = 0;                          // sequence of the last one told to them; under kBusy
   std::unique_ptr<PointToPoint> p2p_;
 

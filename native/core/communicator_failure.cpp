@@ -1,6 +1,7 @@
 // How failures are noticed, told to peers and reported: one first cause everywhere.
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "core/communicator.hpp"
 
@@ -18,6 +19,9 @@ std::string seconds_text(Clock::duration duration) {
   std::snprintf(text, sizeof text, "%.1f s", seconds);
   return text;
 }
+
+// A rank that waits looks around at least every 50 ms, if it gets to run.
+constexpr auto kVerdict = milliseconds(300);
 
 BlockState block_state(const ControlBlock& block) {
   return static_cast<BlockState>(block.state.load(std::memory_order_acquire));
@@ -42,11 +46,13 @@ void Communicator::check_peers(bool in_operation) {
   // shared memory all its progress is visible once its state is.
   poll_control(where);
   if (in_operation) {
+    show_wait();
+    answer_inquiries();
     execution_.compare_local();
     compare_presence();
   }
   if (left.empty() || !in_operation) return;
-  if (aborted(mesh_.own->control)) throw_aborted();  // it said why before it left
+  if (ended()) throw_aborted();  // it said why before it left
   for (const Rank r : execution_.blocked_on())
     if (std::find(left.begin(), left.end(), r) != left.end())
       throw Error(ErrorKind::peer_lost, mesh_.name(r) + " has left the communicator (closed it or exited) while " +
@@ -62,9 +68,12 @@ void Communicator::poll_control(const std::string& where) {
       case ControlConnection::Event::Type::none: break;
       case ControlConnection::Event::Type::goodbye: goodbye_[r] = 1; break;
       case ControlConnection::Event::Type::presence: presence_[r] = event.info; break;
+      case ControlConnection::Event::Type::inquiry: asked_[r] = 1; break;
+      case ControlConnection::Event::Type::answer: answers_[r] = event.ranks; break;
       case ControlConnection::Event::Type::abort:
-        set_abort(mesh_.own->control, event.kind, event.rank, event.reason);
-        throw_aborted();
+        set_abort(mesh_.own->control, event.kind, event.rank, event.reason, event.from);
+        if (ended()) throw_aborted();
+        break;
       case ControlConnection::Event::Type::lost:
         gone_[r] = 1;
         throw Error(ErrorKind::peer_lost, "connection to " + mesh_.peers[r].name + " was lost (" + event.reason + ")" + where,
@@ -109,14 +118,71 @@ bool Communicator::entered(Rank rank) const {
   return presence_[static_cast<std::size_t>(rank)].sequence >= execution_.info().sequence;
 }
 
-// Who holds the operation up: a rank waited for directly that has not entered it, else anyone who has not, else those waited for.
-std::vector<Rank> Communicator::culprits() const {
-  const std::vector<Rank> direct = execution_.blocked_on();
-  std::vector<Rank> late;
-  std::copy_if(direct.begin(), direct.end(), std::back_inserter(late), [this](Rank r) { return !entered(r); });
-  for (Rank r = 0; late.empty() && r < mesh_.size; ++r)
-    if (!entered(r)) late.push_back(r);
-  return late.empty() ? direct : late;
+// Tells the ranks of this node, which may look for whom to blame, that this one lives and for whom it waits.
+void Communicator::show_wait() {
+  if (mesh_.local.empty()) return;
+  std::vector<std::uint64_t> words(SharedBlock::awaited_words(mesh_.size), 0);
+  for (const Rank r : execution_.blocked_on()) words[static_cast<std::size_t>(r) / 64] |= std::uint64_t{1} << (r % 64);
+  for (std::size_t i = 0; i < words.size(); ++i) mesh_.own->awaited(mesh_.size)[i].store(words[i], std::memory_order_relaxed);
+  mesh_.own->control.beats.fetch_add(1, std::memory_order_release);
+}
+
+void Communicator::answer_inquiries() {
+  std::lock_guard lock(control_mutex_);
+  for (std::size_t r = 0; r < control_.size(); ++r)
+    if (std::exchange(asked_[r], 0) && control_[r]) control_[r]->send_answer(execution_.blocked_on());
+}
+
+// The limit has passed. Who is to blame is found by asking everybody for whom they wait.
+void Communicator::inquire(Driver& driver, Clock::time_point now) {
+  driver.verdict = now + kVerdict;
+  driver.beats.assign(static_cast<std::size_t>(mesh_.size), 0);
+  for (const Rank r : mesh_.local) driver.beats[static_cast<std::size_t>(r)] = mesh_.control(r).beats.load(std::memory_order_acquire);
+  std::lock_guard lock(control_mutex_);
+  for (std::size_t r = 0; r < control_.size(); ++r) {
+    answers_[r].reset();
+    if (control_[r] && !goodbye_[r]) control_[r]->send_inquiry();
+  }
+}
+
+// Whom a peer waits for, if it has shown since the inquiry that it does.
+std::optional<std::vector<Rank>> Communicator::awaited_by(const Driver& driver, Rank rank) const {
+  const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(rank)];
+  if (!peer.shared) {
+    std::lock_guard lock(control_mutex_);
+    return answers_[static_cast<std::size_t>(rank)];
+  }
+  if (peer.shared->control.beats.load(std::memory_order_acquire) == driver.beats[static_cast<std::size_t>(rank)]) return std::nullopt;
+  std::vector<Rank> ranks;
+  for (Rank r = 0; r < mesh_.size; ++r)
+    if (peer.shared->awaited(mesh_.size)[r / 64].load(std::memory_order_relaxed) >> (r % 64) & 1) ranks.push_back(r);
+  return ranks;
+}
+
+// Who holds the operation up: along the chains of ranks that wait for one another, those at the ends, which wait for nobody. `certain`: none
+// of them may yet turn out to wait, because a rank of this node that has not entered the operation cannot.
+std::vector<Rank> Communicator::culprits(const Driver& driver, bool& certain) const {
+  certain = true;
+  std::vector<Rank> chain = execution_.blocked_on(), ends;
+  std::vector<char> seen(static_cast<std::size_t>(mesh_.size), 0);
+  const std::vector<Rank> direct = chain;
+  seen[static_cast<std::size_t>(mesh_.rank)] = 1;
+  while (!chain.empty()) {
+    const Rank r = chain.back();
+    chain.pop_back();
+    if (r < 0 || r >= mesh_.size || std::exchange(seen[static_cast<std::size_t>(r)], 1)) continue;
+    if (const auto next = awaited_by(driver, r)) {
+      chain.insert(chain.end(), next->begin(), next->end());
+    } else {
+      ends.push_back(r);
+      certain = certain && mesh_.peers[static_cast<std::size_t>(r)].shared && !entered(r);
+    }
+  }
+  for (Rank r = 0; ends.empty() && r < mesh_.size; ++r)
+    if (!entered(r)) ends.push_back(r);
+  if (ends.empty()) ends = direct;
+  std::sort(ends.begin(), ends.end());
+  return ends;
 }
 
 std::string Communicator::last_operation(Rank rank) const {
@@ -134,11 +200,13 @@ std::string Communicator::last_operation(Rank rank) const {
   return "last entered " + entry.info.text();
 }
 
-Error Communicator::timeout_error(const Driver& driver, Clock::time_point now) const {
-  std::vector<Rank> missing = culprits();
+Error Communicator::timeout_error(const Driver& driver, Clock::time_point now, std::vector<Rank> missing) const {
   std::string text = "timed out after " + seconds_text(now - driver.started) + " on " + mesh_.name(mesh_.rank) + " in " +
                      execution_.describe();
-  for (const Rank r : missing) text += "; waiting for " + mesh_.name(r) + ", which " + last_operation(r);
+  for (const Rank r : missing) {
+    text += "; waiting for " + mesh_.name(r) + ", which " + last_operation(r);
+    if (entered(r) && !awaited_by(driver, r)) text += " and waits for nobody: it is stopped, or so slow";
+  }
   return Error(ErrorKind::timeout, text, std::move(missing));
 }
 
@@ -190,7 +258,7 @@ Error Communicator::first_cause_of(const Error& error) {
     }
     cause = Error(cause.kind, text, cause.ranks);
   }
-  fail(cause);
+  fail(cause, spares(cause));
   return give_up_operation(cause.what()).value_or(cause);
 }
 
@@ -222,6 +290,17 @@ std::optional<Error> Communicator::give_up_operation(const std::string& cause) {
   return failed;
 }
 
+// The first operation that an error ends, if it spares those before. A peer that left in order has done its part in all that were complete
+// for it. That this rank's operation lacks it, is no reason for others, which may be behind, to give theirs up.
+std::uint64_t Communicator::spares(const Error& error) {
+  if (error.kind != ErrorKind::peer_lost || error.ranks.size() != 1) return 0;
+  const Rank r = error.ranks.front();
+  if (r < 0 || r >= mesh_.size || r == mesh_.rank) return 0;
+  const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(r)];
+  const bool left = peer.shared ? block_state(peer.shared->control) == BlockState::closed : said_goodbye(r);
+  return left ? execution_.sequence() : 0;
+}
+
 // Whether the rank that the error names is reached over a control connection.
 bool Communicator::controlled(const Error& error) {
   std::lock_guard lock(control_mutex_);
@@ -235,7 +314,7 @@ bool Communicator::said_goodbye(Rank rank) {
 }
 
 // Records the first cause, tells the peers, fails what is queued. Any thread.
-void Communicator::fail(const Error& error) {
+void Communicator::fail(const Error& error, std::uint64_t from) {
   {
     std::lock_guard lock(failure_mutex_);
     if (first_) return;
@@ -243,7 +322,7 @@ void Communicator::fail(const Error& error) {
   }
   if (!closing_.load()) {
     state_.store(State::aborted, std::memory_order_release);
-    spread(error);
+    spread(error, from);
   }
   std::deque<Job> pending;
   {
@@ -261,18 +340,18 @@ void Communicator::fail(const Error& error) {
   }
 }
 
-void Communicator::spread(const Error& error) {
+void Communicator::spread(const Error& error, std::uint64_t from) {
   const Rank cause = error.ranks.empty() ? -1 : error.ranks.front();
   const std::string reason = error.what();
   {
     std::lock_guard lock(reach_mutex_);
     if (told_.load(std::memory_order_relaxed) == Left::everything) return;
     set_abort(mesh_.own->control, error.kind, cause, reason);
-    for (const Rank r : mesh_.local) set_abort(mesh_.control(r), error.kind, cause, reason);
+    for (const Rank r : mesh_.local) set_abort(mesh_.control(r), error.kind, cause, reason, from);
   }
   std::lock_guard lock(control_mutex_);
   for (std::size_t r = 0; r < control_.size(); ++r)
-    if (control_[r] && !goodbye_[r]) control_[r]->send_abort(error.kind, cause, reason);
+    if (control_[r] && !goodbye_[r]) control_[r]->send_abort(error.kind, cause, reason, from);
 }
 
 void Communicator::abort(ErrorKind kind, Rank cause, const std::string& reason) {

@@ -20,6 +20,8 @@ constexpr auto kWorthSpinning = std::chrono::microseconds(4);  // a learned budg
 // timeout can name the late rank. To tell a peer costs a few microseconds, so that with many peers it is told later.
 constexpr auto kWorthTelling = milliseconds(20);
 constexpr auto kWorthTellingPerPeer = std::chrono::microseconds(100);
+// Messages on their way from a rank that has given up an operation, because others have left, have so long to arrive.
+constexpr auto kSpared = milliseconds(1000);
 constexpr std::uint32_t kMovesPerClock = 64;       // progress steps between looks at the clock
 constexpr int kQuickRounds = 200;                  // attempts of Call::spin: a few microseconds
 
@@ -63,7 +65,6 @@ bool Communicator::worth_another_look(std::uint32_t& looked) {
 
 // Under kBusy. True when the operation is complete, false after `until`. Throws its error.
 bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p) {
-  ControlBlock& own = mesh_.own->control;
   for (;;) {
     const Execution::Step step = execution_.progress();
     if (step == Execution::Step::done) {
@@ -73,7 +74,7 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
       if (execution_.unanswered()) poll_control("");
       return true;
     }
-    const bool stopped = aborted(own) || closing_.load(std::memory_order_relaxed);
+    const bool stopped = ended() || closing_.load(std::memory_order_relaxed);
     if (step == Execution::Step::moved && !stopped) {
       driver.waiter.progressed();
       patience_.learn(driver.looked, true);
@@ -89,17 +90,20 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
     if (serve_p2p) p2p_->progress();
     if (options_.wait.oversubscribed && !stopped && worth_another_look(driver.looked)) continue;
     const std::uint64_t sleeps = driver.waiter.sleeps();
-    const auto ready = [&] { return execution_.can_move() || aborted(own) || closing_.load(std::memory_order_relaxed); };
+    const auto ready = [&] { return execution_.can_move() || ended() || closing_.load(std::memory_order_relaxed); };
     const auto descriptors = [&] {
       driver.fds.clear();
       execution_.poll_descriptors(driver.fds);
       return std::span<pollfd>(driver.fds);
     };
     execution_.settle();
-    driver.waiter.idle(ready, descriptors, kLongestSleep, execution_.unhurried());
+    // A peer that rings though nothing moves may be in another operation: the next look around is not far.
+    driver.waiter.idle(ready, descriptors, driver.nudged ? Clock::duration(kHealthInterval) : kLongestSleep, execution_.unhurried());
+    const bool slept = driver.waiter.sleeps() != sleeps;
     Counters::add(mesh_.counters.sleeps, driver.waiter.sleeps() - sleeps);
     if (!driver.waiter.slow()) continue;
     note_late(driver);
+    driver.nudged = slept && driver.idle_since - driver.waiter.now() < kHealthInterval / 2;
     check(driver, driver.waiter.now());
     if (driver.waiter.now() >= until) return false;
   }
@@ -317,6 +321,11 @@ void Communicator::p2p_turn(Driver& driver) {
     ControlBlock& own = mesh_.own->control;
     if (aborted(own)) throw_aborted();
     if (closing_.load(std::memory_order_relaxed)) return;
+    if (own.later_from.load(std::memory_order_relaxed) != 0 && !busy()) {
+      const auto now = Clock::now();
+      if (driver.spared == Clock::time_point{}) driver.spared = now;
+      if (now - driver.spared >= kSpared) throw_aborted();
+    }
     bool moved = false;
     const auto ready = [&] {
       moved = p2p_->progress();
@@ -345,7 +354,7 @@ bool Communicator::waiting_jobs() {
 
 // Looks at everything that could end a wait other than its completion. Throws.
 void Communicator::check(Driver& driver, Clock::time_point now) {
-  if (aborted(mesh_.own->control)) throw_aborted();
+  if (ended()) throw_aborted();
   if (closing_.load(std::memory_order_relaxed))
     throw Error(ErrorKind::closed, "the communicator was closed while the operation was in flight");
   if (driver.started == Clock::time_point{}) {  // the clock is read only once an operation takes long
@@ -357,7 +366,11 @@ void Communicator::check(Driver& driver, Clock::time_point now) {
     check_peers(true);
     if (now - driver.started >= kWorthTelling + mesh_.size * kWorthTellingPerPeer) tell_presence();
   }
-  if (now >= driver.deadline) throw timeout_error(driver, now);
+  if (now < driver.deadline) return;
+  if (driver.verdict == Clock::time_point{}) inquire(driver, now);
+  bool certain;
+  std::vector<Rank> missing = culprits(driver, certain);
+  if (certain || now >= driver.verdict) throw timeout_error(driver, now, std::move(missing));
 }
 
 // ---- synchronous calls

@@ -56,7 +56,7 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
   // operation must show in the next one that does.
   history_ = (history_ ^ plan_->info_hash) * 0x9e3779b97f4a7c15u;
   fingerprint_ = history_ & ~kRegisteredMask;
-  sequence_ = sequence;
+  sequence_.store(sequence, std::memory_order_relaxed);
   past_[sequence % kPast] = history_;
   OpInfo& own = recent_[sequence % kRecent];
   own = plan_->info;
@@ -197,7 +197,7 @@ void Execution::check_fingerprint(Rank rank) const {
 // Whether a peer's description shows that it has not run the same operations as this rank, up to its own. Nothing is known of operations
 // that this rank has not entered, or long ago.
 bool Execution::parted(const OpInfo& theirs) const {
-  if (theirs.sequence == 0 || theirs.sequence > sequence_ || theirs.sequence + kPast <= sequence_) return false;
+  if (theirs.sequence == 0 || theirs.sequence > sequence() || theirs.sequence + kPast <= sequence()) return false;
   return theirs.history != short_history(past_[theirs.sequence % kPast]);
 }
 
@@ -229,7 +229,7 @@ void Execution::throw_mismatch(Rank rank) const {
 
 // `theirs`: where the peer's history was seen to differ. They may have parted before: its last entries tell where.
 void Execution::throw_mismatch(Rank rank, OpInfo theirs) const {
-  const auto remembered = [this](std::uint64_t sequence) { return sequence <= sequence_ && sequence + kRecent > sequence_; };
+  const auto remembered = [this](std::uint64_t sequence) { return sequence <= this->sequence() && sequence + kRecent > this->sequence(); };
   if (mesh_.peers[static_cast<std::size_t>(rank)].shared != nullptr) {
     const ControlBlock& block = mesh_.control(rank);
     const std::uint64_t last = block.progress.load(std::memory_order_acquire) >> kCountBits;
@@ -242,7 +242,7 @@ void Execution::throw_mismatch(Rank rank, OpInfo theirs) const {
   }
   const OpInfo& mine = remembered(theirs.sequence) ? recent_[theirs.sequence % kRecent] : info();
   const bool earlier = same_call(theirs, mine);
-  const char* const runs = mine.sequence == sequence_ ? " runs " : " ran ";
+  const char* const runs = mine.sequence == sequence() ? " runs " : " ran ";
   std::string text = std::string("ranks disagree about ") + (earlier ? "an earlier operation; now " : "the operation: ") +
                      mesh_.name(mesh_.rank) + runs + mine.text() + ", but " + mesh_.name(rank) + " runs " + theirs.text();
   if (earlier) text += past_text();
@@ -252,8 +252,8 @@ void Execution::throw_mismatch(Rank rank, OpInfo theirs) const {
 // What this rank ran before, for messages about a disagreement that lies there.
 std::string Execution::past_text() const {
   std::string text;
-  for (std::uint64_t back = 1; back <= 2 && back < sequence_; ++back)
-    text += (back == 1 ? "; before it " + mesh_.name(mesh_.rank) + " ran " : ", and before that ") + recent_[(sequence_ - back) % kRecent].text();
+  for (std::uint64_t back = 1; back <= 2 && back < sequence(); ++back)
+    text += (back == 1 ? "; before it " + mesh_.name(mesh_.rank) + " ran " : ", and before that ") + recent_[(sequence() - back) % kRecent].text();
   return text;
 }
 

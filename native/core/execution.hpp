@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -36,7 +37,8 @@ class Execution {
   std::vector<Rank> blocked_on() const;
   std::string describe() const;
   std::string past_text() const;
-  const OpInfo& info() const { return recent_[sequence_ % kRecent]; }
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }  // of the last operation begun; any thread
+  const OpInfo& info() const { return recent_[sequence() % kRecent]; }
   // Throws Error(mismatch) if a peer of this node is in another operation than this rank is, or was when it was there. Peers' control
   // blocks are read for it: for waits that have lasted.
   void compare_local() const;
@@ -118,7 +120,7 @@ class Execution {
   const RankProgram* program_ = nullptr;
   std::byte* in_ = nullptr;
   std::byte* out_ = nullptr;
-  std::uint64_t sequence_ = 0;
+  std::atomic<std::uint64_t> sequence_{0};  // written by whoever runs an operation
   OpInfo recent_[kRecent];               // the last operations, by sequence; this one is at info()
   std::uint64_t past_[kPast] = {};       // history_ of more of them, by sequence
   std::uint64_t history_ = 0;            // hash of all operations so far

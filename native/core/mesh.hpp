@@ -29,9 +29,10 @@ struct alignas(64) Mailbox {
 
 enum SlotClass : std::size_t { kSmallSlot = 0, kLargeSlot = 1 };
 
-// A rank's memory that all ranks of its node see. Followed by two arrays of `size`: arena offsets of the rings this rank writes to
-// each peer (0 = not made yet), and how far each peer has left (`Left`), which the peer writes. Peers could write all of it: a rank keeps
-// what it needs to know of its own block elsewhere.
+// A rank's memory that all ranks of its node see. Followed by three arrays: by rank, arena offsets of the rings this rank writes to
+// each peer (0 = not made yet); a bit per rank that this one waited for when it last looked around (ControlBlock::beats); and by rank,
+// how far each peer has left (`Left`), which the peer writes. Peers could write all of it: a rank keeps what it needs to know of its own
+// block elsewhere.
 struct SharedBlock {
   ControlBlock control;
   alignas(64) std::atomic<std::uint64_t> slot_offset[2];  // arena offset of the pair of slots of each class; 0 = not made yet
@@ -39,8 +40,12 @@ struct SharedBlock {
   std::atomic<std::uint64_t> ring_bytes;                  // capacity of the rings this rank writes
   Mailbox mailbox[2];                                     // by window % 2
   std::atomic<std::uint64_t>* rings() { return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1); }
-  std::atomic<std::uint32_t>* left(Rank size) { return reinterpret_cast<std::atomic<std::uint32_t>*>(rings() + size); }
-  static std::size_t bytes(Rank size) { return sizeof(SharedBlock) + 12 * static_cast<std::size_t>(size); }
+  std::atomic<std::uint64_t>* awaited(Rank size) { return rings() + size; }
+  static std::size_t awaited_words(Rank size) { return (static_cast<std::size_t>(size) + 63) / 64; }
+  std::atomic<std::uint32_t>* left(Rank size) {
+    return reinterpret_cast<std::atomic<std::uint32_t>*>(awaited(size) + awaited_words(size));
+  }
+  static std::size_t bytes(Rank size) { return sizeof(SharedBlock) + 12 * static_cast<std::size_t>(size) + 8 * awaited_words(size); }
 };
 
 // Counters of one communicator. Written by whoever runs an operation (one thread at a time), read by anybody.

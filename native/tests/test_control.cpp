@@ -151,8 +151,8 @@ TEST_CASE("a long reason is cut, wild values are bounded") {
   const Block block = make_block();
   CHECK(set_abort(*block, ErrorKind::internal, -1, std::string(5000, 'x')));
   CHECK(abort_of(*block)->reason == std::string(kReasonBytes - 1, 'x'));
-  block->abort_kind = 77;
-  for (char& byte : block->abort_reason) byte = 'y';  // no terminator
+  block->abort.kind = 77;
+  for (char& byte : block->abort.reason) byte = 'y';  // no terminator
   const auto record = abort_of(*block);
   CHECK(record->kind == ErrorKind::aborted);
   CHECK(record->reason.size() == kReasonBytes);
@@ -160,7 +160,7 @@ TEST_CASE("a long reason is cut, wild values are bounded") {
 
 TEST_CASE("an abort whose writer was killed half-way is completed by the next") {
   const Block block = make_block();
-  block->abort_state.store(1);
+  block->abort.state.store(1);
   CHECK(aborted(*block));
   CHECK_FALSE(abort_of(*block).has_value());
   CHECK(set_abort(*block, ErrorKind::peer_lost, 2, "rank 2 died"));

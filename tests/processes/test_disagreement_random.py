@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -61,24 +62,23 @@ def plan(seed: str, n: int) -> tuple[int, list[Call], list[Call], str, bool]:
     return rng.randrange(n), *calls, rng.choice(("sync", "async", "persistent", "torch")), rng.random() < 0.3
 
 
-def _make(comm: rl.Communicator, call: Call, mode: str, registered: bool) -> None:
+def _prepare(comm: rl.Communicator, call: Call, mode: str, registered: bool) -> Callable[[], object]:
+    """A call with its arrays made and its plan known: what comes then is the operation alone."""
     x: Any = comm.empty(call["count"], call["dtype"]) if registered else np.empty(call["count"], call["dtype"])
     x[:] = 1
-    if mode == "torch":
-        x = torch.from_numpy(x)
+    x = torch.from_numpy(x) if mode == "torch" else x
     options = {name: call[name] for name in ("root", "op", "algorithm") if name in call}
     if call["verb"] == "scatter":
-        options["out"] = x[: len(x) // comm.size].copy() if mode != "torch" else x[: len(x) // comm.size].clone()
+        block = x[: len(x) // comm.size]
+        options["out"] = block.clone() if mode == "torch" else block.copy()
         x = x if comm.rank == call["root"] else None
-    if compressor := call.get("compression"):
-        options["compression"] = {"int8": rl.compress.Int8}[compressor]()
-        mode = "sync" if mode == "persistent" else mode
+    if call.get("compression") is not None:
+        return lambda: comm.all_reduce(x, compression=rl.compress.Int8())
+    persistent = getattr(comm, call["verb"] + "_init")(x, **options)
     if mode == "persistent":
-        getattr(comm, call["verb"] + "_init")(x, **options)()
-    elif mode == "async":
-        getattr(comm, call["verb"])(x, **options, async_op=True).wait()
-    else:
-        getattr(comm, call["verb"])(x, **options)
+        return lambda: persistent()
+    verb = functools.partial(getattr(comm, call["verb"]), x, **options)
+    return verb if mode != "async" else lambda: verb(async_op=True).wait()
 
 
 def _disagree(seed: str) -> tuple[float, float, str, str]:
@@ -88,11 +88,13 @@ def _disagree(seed: str) -> tuple[float, float, str, str]:
     comm = rl.init(timeout=LIMIT)
     try:
         odd, its, theirs, mode, registered = plan(seed, comm.size)
-        comm.all_reduce(np.ones(3))
+        calls = [_prepare(comm, call, mode, registered) for call in (its if comm.rank == odd else theirs)]
         began = time.monotonic()
         try:
-            for call in its if comm.rank == odd else theirs:
-                _make(comm, call, mode, registered)
+            comm.barrier()
+            began = time.monotonic()
+            for call in calls:
+                call()
             comm.barrier()
         except rl.errors.RingleaderError as error:
             return began, time.monotonic(), type(error).__name__, str(error)

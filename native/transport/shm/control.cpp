@@ -71,32 +71,47 @@ void ring(std::span<ControlBlock* const> peers) {
   }
 }
 
-bool set_abort(ControlBlock& block, ErrorKind kind, Rank rank, const std::string& reason) {
+namespace {
+
+bool write(AbortSlot& slot, ErrorKind kind, Rank rank, const std::string& reason) {
   std::uint32_t none = 0;
-  if (!block.abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+  if (!slot.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
     // The first writer has a few lines to write. If it was killed half-way, the record is completed in its place.
     const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
-    while (block.abort_state.load(std::memory_order_acquire) == 1) {
+    while (slot.state.load(std::memory_order_acquire) == 1) {
       if (std::chrono::steady_clock::now() > patience) break;
       ::sched_yield();
     }
-    if (block.abort_state.load(std::memory_order_acquire) == 2) return false;
+    if (slot.state.load(std::memory_order_acquire) == 2) return false;
   }
-  block.abort_kind = static_cast<std::int32_t>(kind);
-  block.abort_rank = rank;
+  slot.kind = static_cast<std::int32_t>(kind);
+  slot.rank = rank;
   const std::size_t length = std::min(reason.size(), kReasonBytes - 1);
-  std::memcpy(block.abort_reason, reason.data(), length);
-  block.abort_reason[length] = 0;
-  block.abort_state.store(2, std::memory_order_release);
-  ring(block);
+  std::memcpy(slot.reason, reason.data(), length);
+  slot.reason[length] = 0;
+  slot.state.store(2, std::memory_order_release);
   return true;
 }
 
-std::optional<AbortRecord> abort_of(const ControlBlock& block) {
-  if (block.abort_state.load(std::memory_order_acquire) != 2) return std::nullopt;
-  const bool known = block.abort_kind >= 0 && block.abort_kind <= static_cast<std::int32_t>(ErrorKind::internal);
-  return AbortRecord{known ? static_cast<ErrorKind>(block.abort_kind) : ErrorKind::aborted, block.abort_rank,
-                     std::string(block.abort_reason, ::strnlen(block.abort_reason, kReasonBytes))};
+std::optional<AbortRecord> read(const AbortSlot& slot) {
+  if (slot.state.load(std::memory_order_acquire) != 2) return std::nullopt;
+  const bool known = slot.kind >= 0 && slot.kind <= static_cast<std::int32_t>(ErrorKind::internal);
+  return AbortRecord{known ? static_cast<ErrorKind>(slot.kind) : ErrorKind::aborted, slot.rank,
+                     std::string(slot.reason, ::strnlen(slot.reason, kReasonBytes))};
 }
+
+}  // namespace
+
+bool set_abort(ControlBlock& block, ErrorKind kind, Rank rank, const std::string& reason, std::uint64_t from) {
+  bool first = write(from == 0 ? block.abort : block.later, kind, rank, reason);
+  if (from != 0) {
+    std::uint64_t known = block.later_from.load(std::memory_order_acquire);
+    while ((known == 0 || from < known) && !block.later_from.compare_exchange_weak(known, from, std::memory_order_acq_rel)) continue;
+  }
+  if (first || from != 0) ring(block);
+  return first;
+}
+
+std::optional<AbortRecord> abort_of(const ControlBlock& block) { return aborted(block) ? read(block.abort) : read(block.later); }
 
 }  // namespace ringleader

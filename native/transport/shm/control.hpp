@@ -42,6 +42,14 @@ struct alignas(64) EntrySlot {
 };
 static_assert(sizeof(OpInfo) % 8 == 0);
 
+// Why a communicator ended. All zero: it has not.
+struct AbortSlot {
+  std::atomic<std::uint32_t> state;  // 0 none, 1 being written, 2 set
+  std::int32_t kind;                 // ErrorKind; valid once state is 2
+  std::int32_t rank;                 // the cause, -1 if unknown
+  char reason[kReasonBytes];         // the last byte stays 0
+};
+
 enum class BlockState : std::uint32_t { fresh = 0, live = 1, closed = 2 };
 
 struct ControlBlock {
@@ -54,11 +62,12 @@ struct ControlBlock {
   std::atomic<std::uint32_t> core;      // 1 + the core that the owner ran on when it last looked; 0 = it does not tell. A hint.
   // Line 2: almost never written.
   alignas(64) std::atomic<std::uint32_t> state;  // BlockState
-  std::atomic<std::uint32_t> abort_state;        // 0 none, 1 being written, 2 set
-  std::int32_t abort_kind;                       // ErrorKind; valid once abort_state is 2
-  std::int32_t abort_rank;                       // the cause, -1 if unknown
-  char abort_reason[kReasonBytes];               // the last byte stays 0
-  EntrySlot entries[kEntrySlots];                // by window % 4
+  AbortSlot abort;
+  // An end that spares the operations before one: a peer that left in order has done its part in them.
+  std::atomic<std::uint64_t> later_from;  // sequence of the first operation that it ends; 0 none. Set after `later` is.
+  AbortSlot later;
+  EntrySlot entries[kEntrySlots];  // by window % 4
+  std::atomic<std::uint64_t> beats;  // counts the looks around of the owner while it waits long: it lives, and waits for whom it shows
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(offsetof(ControlBlock, doorbell) == 64 && offsetof(ControlBlock, state) == 128);
@@ -94,10 +103,16 @@ struct AbortRecord {
 };
 
 // Writes the record unless the block has one: the first cause wins. True if this call set it. Rings the owner. Any
-// process.
-bool set_abort(ControlBlock& block, ErrorKind kind, Rank rank, const std::string& reason);
-inline bool aborted(const ControlBlock& block) { return block.abort_state.load(std::memory_order_acquire) != 0; }
-// The record; nothing while there is none or while it is being written.
+// process. `from`: 0, or the first operation that it ends; of several such records the first text and the lowest number stay.
+bool set_abort(ControlBlock& block, ErrorKind kind, Rank rank, const std::string& reason, std::uint64_t from = 0);
+inline bool aborted(const ControlBlock& block) { return block.abort.state.load(std::memory_order_acquire) != 0; }
+// Whether a record ends the operation with this number.
+inline bool aborted(const ControlBlock& block, std::uint64_t sequence) {
+  if (aborted(block)) return true;
+  const std::uint64_t from = block.later_from.load(std::memory_order_acquire);
+  return from != 0 && from <= sequence;
+}
+// The record, else the one that spares earlier operations; nothing while there is none or while it is being written.
 std::optional<AbortRecord> abort_of(const ControlBlock& block);
 
 }  // namespace ringleader

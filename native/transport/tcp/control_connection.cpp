@@ -26,7 +26,8 @@ struct Frame {
 static_assert(sizeof(Frame) == 16);
 constexpr std::uint32_t kMagic = 0x524c4331;  // "RLC1"
 constexpr std::uint8_t kVersion = 1;
-constexpr std::uint8_t kAbort = 1, kGoodbye = 2, kPresence = 3;  // presence: an OpInfo in place of the text
+// In the place of the text: presence has an OpInfo, an answer 32-bit ranks, and a later abort the number of its first operation, then text.
+constexpr std::uint8_t kAbort = 1, kGoodbye = 2, kPresence = 3, kLaterAbort = 4, kInquiry = 5, kAnswer = 6;
 
 std::size_t utf8_length(unsigned char lead) {
   if (lead < 0x80) return 1;
@@ -73,11 +74,12 @@ void ControlConnection::close() {
   socket_.close();
 }
 
-void ControlConnection::send_abort(ErrorKind kind, Rank cause, const std::string& reason) {
+void ControlConnection::send_abort(ErrorKind kind, Rank cause, const std::string& reason, std::uint64_t from) {
   const std::lock_guard lock(mutex_);
   if (abort_sent_) return;
   abort_sent_ = true;
-  send_frame(kAbort, kind, cause, reason.substr(0, kMaxReason));
+  const std::string number(reinterpret_cast<const char*>(&from), from == 0 ? 0 : sizeof from);
+  send_frame(from == 0 ? kAbort : kLaterAbort, kind, cause, (number + reason).substr(0, kMaxReason));
 }
 
 void ControlConnection::send_goodbye() {
@@ -91,6 +93,18 @@ void ControlConnection::send_presence(const OpInfo& info) {
   const std::lock_guard lock(mutex_);
   if (!out_.empty()) return;
   send_frame(kPresence, ErrorKind::invalid, -1, std::string(reinterpret_cast<const char*>(&info), sizeof info));
+}
+
+void ControlConnection::send_inquiry() {
+  const std::lock_guard lock(mutex_);
+  if (out_.empty()) send_frame(kInquiry, ErrorKind::invalid, -1, {});
+}
+
+void ControlConnection::send_answer(const std::vector<Rank>& ranks) {
+  const std::lock_guard lock(mutex_);
+  if (!out_.empty()) return;
+  const std::size_t n = std::min(ranks.size(), kMaxReason / sizeof(Rank));
+  send_frame(kAnswer, ErrorKind::invalid, -1, std::string(reinterpret_cast<const char*>(ranks.data()), n * sizeof(Rank)));
 }
 
 void ControlConnection::send_frame(std::uint8_t type, ErrorKind kind, Rank cause, const std::string& reason) {
@@ -146,8 +160,10 @@ bool ControlConnection::parse(Event& event) {
   if (in_.size() < sizeof(Frame)) return false;
   Frame frame;
   std::memcpy(&frame, in_.data(), sizeof frame);
-  const bool known = frame.type == kAbort || frame.type == kGoodbye ||
-                     (frame.type == kPresence && frame.reason_bytes == sizeof(OpInfo));
+  const bool known = frame.type == kAbort || frame.type == kGoodbye || frame.type == kInquiry ||
+                     (frame.type == kPresence && frame.reason_bytes == sizeof(OpInfo)) ||
+                     (frame.type == kLaterAbort && frame.reason_bytes >= sizeof event.from) ||
+                     (frame.type == kAnswer && frame.reason_bytes % sizeof(Rank) == 0);
   const bool kind_known = frame.kind >= 0 && frame.kind <= static_cast<std::int32_t>(ErrorKind::internal);
   if (frame.magic != kMagic || frame.version != kVersion || !known || !kind_known || frame.reason_bytes > kMaxReason) {
     event = end(peer_name_ + " sent a control message that this version does not understand (type " +
@@ -156,11 +172,21 @@ bool ControlConnection::parse(Event& event) {
     return true;
   }
   if (in_.size() < sizeof frame + frame.reason_bytes) return false;
-  if (frame.type == kAbort) {
+  if (frame.type == kAbort || frame.type == kLaterAbort) {
     event.type = Event::Type::abort;
     event.kind = static_cast<ErrorKind>(frame.kind);
     event.rank = frame.rank;
-    event.reason = printable(in_.substr(sizeof frame, frame.reason_bytes));
+    const std::size_t number = frame.type == kAbort ? 0 : sizeof event.from;
+    std::memcpy(&event.from, in_.data() + sizeof frame, number);
+    event.reason = printable(in_.substr(sizeof frame + number, frame.reason_bytes - number));
+  } else if (frame.type == kInquiry) {
+    event.type = Event::Type::inquiry;
+    event.rank = peer_;
+  } else if (frame.type == kAnswer) {
+    event.type = Event::Type::answer;
+    event.rank = peer_;
+    event.ranks.resize(frame.reason_bytes / sizeof(Rank));
+    if (!event.ranks.empty()) std::memcpy(event.ranks.data(), in_.data() + sizeof frame, frame.reason_bytes);
   } else if (frame.type == kPresence) {
     event.type = Event::Type::presence;
     event.rank = peer_;

@@ -3,6 +3,7 @@
 
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "core/types.hpp"
 #include "transport/link.hpp"
@@ -14,12 +15,14 @@ namespace ringleader {
 class ControlConnection {
  public:
   struct Event {
-    enum class Type : std::uint8_t { none, abort, goodbye, presence, lost };
+    enum class Type : std::uint8_t { none, abort, goodbye, presence, inquiry, answer, lost };
     Type type = Type::none;
     ErrorKind kind = ErrorKind::aborted;  // abort: its kind
     Rank rank = -1;                       // abort: who caused it, -1 unknown; as the peer says, not range-checked
     std::string reason;                   // abort: why; lost: what happened to the connection
+    std::uint64_t from = 0;               // abort: the first operation that it ends, see set_abort()
     OpInfo info;                          // presence: the operation in which the peer waits
+    std::vector<Rank> ranks;              // answer: for whom the peer waits; as it says
   };
 
   // Bytes of an abort's reason that travel; longer ones are cut.
@@ -32,10 +35,13 @@ class ControlConnection {
   ControlConnection& operator=(const ControlConnection&) = delete;
 
   // Only the first abort and the first goodbye are sent.
-  void send_abort(ErrorKind kind, Rank cause, const std::string& reason);
+  void send_abort(ErrorKind kind, Rank cause, const std::string& reason, std::uint64_t from = 0);
   void send_goodbye();
   // Tells the peer that this rank has entered an operation and waits in it. Dropped while the socket is full: it is advice.
   void send_presence(const OpInfo& info);
+  // Asks the peer whom it waits for; only a rank that waits in an operation answers. Both are advice too.
+  void send_inquiry();
+  void send_answer(const std::vector<Rank>& ranks);
 
   // The next thing the peer told, if any: call until `none` before sleeping. `lost` comes once, after everything the peer
   // sent before; not after its goodbye, when closing is no news.

@@ -70,7 +70,19 @@ bool would_block(int code) { return code == EAGAIN || code == EWOULDBLOCK || cod
 
 Socket::Socket(int fd) : fd_(fd), generation_(fork_generation()) { close_in_child(fd); }
 
+namespace {
+
+// A connection that is closed with bytes unread is reset, and what was sent over it and has not arrived yet is lost. The peer may
+// still need that for an operation that is complete here.
+void discard_unread(int fd) {
+  char unread[16 * 1024];
+  for (int i = 0; i < 1024 && recv(fd, unread, sizeof unread, MSG_DONTWAIT) > 0; ++i) continue;
+}
+
+}  // namespace
+
 void Socket::close() {
+  if (fd_ >= 0 && generation_ == fork_generation()) discard_unread(fd_);
   close_owned(fd_, generation_);
   fd_ = -1;
 }

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar, overload
 
@@ -27,7 +28,7 @@ from ringleader.adapt.loads import Candidate
 from ringleader.adapt.network import format_rate
 from ringleader.adapt.policy import Policy, Settings
 from ringleader.adapt.switch import Marks, Switch
-from ringleader.errors import ClosedError, CollectiveTimeout, InvalidArgument
+from ringleader.errors import AbortedError, ClosedError, CollectiveTimeout, InvalidArgument, PeerLost
 from ringleader.runtime import calls, compressed
 from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.config import logger
@@ -374,7 +375,8 @@ class AdaptiveAllReduce:
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         if self._comm.state == "live":
-            self._exchange.take()
+            with suppress(PeerLost, AbortedError):  # nothing depends on it any more, and others may have left
+                self._exchange.take()
         if self._own is not None:
             self._own.close()
 

@@ -300,7 +300,8 @@ class Communicator(PersistentCollectives, Messages, Watched):
     def close(self) -> None:
         """Leave the group; takes 2 s at most, whatever peers do. Idempotent.
 
-        Operations in flight fail with `ClosedError`.
+        Operations in flight have that long to complete, because peers that are behind need this rank's part in them;
+        what is not complete then fails with `ClosedError`.
         """
         if not self._forked:
             self._leave(CLOSE_LIMIT)
@@ -308,11 +309,11 @@ class Communicator(PersistentCollectives, Messages, Watched):
     def _leave(self, limit: float) -> None:
         if self._finalizer.detach() is not None:
             deadline = time.monotonic() + limit
-            self._core.close(limit)  # first: an operation in flight ends its slices
+            if (lane := compressed.lane_or_none(self)) is not None:
+                lane.close(limit)
+            self._core.close(max(0.0, deadline - time.monotonic()))  # first: an operation in flight ends its slices
             for core in self._workers.cores:
                 core.close(max(0.0, deadline - time.monotonic()))
-            if (lane := compressed.lane_or_none(self)) is not None:
-                lane.close(max(0.0, deadline - time.monotonic()))
             self._forget_calls()
             self._planner.clear()
             self._unwatch()

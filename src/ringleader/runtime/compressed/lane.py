@@ -103,9 +103,11 @@ class Lane:
             self._last.over.wait()
 
     def close(self, limit: float) -> None:
-        """Leave the communicator, within so many seconds; what is in flight fails."""
+        """Leave the communicator, within so many seconds; what was started and is not over by then fails."""
         deadline = time.monotonic() + limit
-        self.comm._leave(limit)
+        if self._last is not None:  # what comes after the exchange in flight, too: peers may be behind
+            self._last.over.wait(limit)
+        self.comm._leave(max(0.0, deadline - time.monotonic()))
         if self._last is not None:
             self._last.over.wait(max(0.0, deadline - time.monotonic()))
 
