@@ -191,9 +191,10 @@ void Communicator::close(double timeout_seconds) {
     // Small sends were reported complete when they were copied; they must not be lost now.
     while (!p2p_->flushed() && !aborted(mesh_.own->control) && Clock::now() < until)
       if (!p2p_->progress()) std::this_thread::yield();
+    const auto last = until - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds / 20));  // for the rest
     std::unique_lock lock(mutex_);
-    while ((busy() || !queue_.empty()) && state() == State::live && !ended() && Clock::now() < until)
-      wake_.wait_until(lock, std::min(until, Clock::now() + std::chrono::milliseconds(1)));
+    while ((busy() || !queue_.empty()) && state() == State::live && !ended() && Clock::now() < last)
+      wake_->wait_for(lock, std::chrono::milliseconds(1));
   }
   if (closing_.exchange(true)) return;
   const bool connected = state() != State::fresh;

@@ -125,7 +125,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::uint32_t looked = 0;  // in vain at peers on other cores, in this wait
     bool nudged = false;       // the last sleep was ended by a peer, and nothing moved for it
     Clock::time_point spared{};  // since when messages are waited for after an end that spares operations
-    // At the limit, before blame: until when the others have time to show that they wait, and how often the ranks of this node had by then.
+    // Near the limit: until when the others have time to show that they wait, and how often the ranks of this node had by then.
     Clock::time_point verdict{};
     std::vector<std::uint64_t> beats;
     std::vector<pollfd> fds;
@@ -162,8 +162,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void answer_inquiries();
   void inquire(Driver& driver, Clock::time_point now);
   std::optional<std::vector<Rank>> awaited_by(const Driver& driver, Rank rank) const;
-  std::vector<Rank> culprits(const Driver& driver, bool& certain) const;
-  Error timeout_error(const Driver& driver, Clock::time_point now, std::vector<Rank> missing) const;
+  std::vector<Rank> culprits(const Driver& driver) const;
+  Error timeout_error(const Driver& driver, Clock::time_point now) const;
   std::string last_operation(Rank rank) const;
   Error first_cause_of(const Error& error);
   std::optional<Error> give_up_operation(const std::string& cause);

@@ -20,8 +20,7 @@ std::string seconds_text(Clock::duration duration) {
   return text;
 }
 
-// A rank that waits looks around at least every 50 ms, if it gets to run.
-constexpr auto kVerdict = milliseconds(300);
+constexpr auto kLeastInquiry = milliseconds(100);  // however short the limit is
 
 BlockState block_state(const ControlBlock& block) {
   return static_cast<BlockState>(block.state.load(std::memory_order_acquire));
@@ -133,9 +132,9 @@ void Communicator::answer_inquiries() {
     if (std::exchange(asked_[r], 0) && control_[r]) control_[r]->send_answer(execution_.blocked_on());
 }
 
-// The limit has passed. Who is to blame is found by asking everybody for whom they wait.
+// The limit is near. Who is to blame is found by asking everybody for whom they wait.
 void Communicator::inquire(Driver& driver, Clock::time_point now) {
-  driver.verdict = now + kVerdict;
+  driver.verdict = std::max(driver.deadline, now + kLeastInquiry);
   driver.beats.assign(static_cast<std::size_t>(mesh_.size), 0);
   for (const Rank r : mesh_.local) driver.beats[static_cast<std::size_t>(r)] = mesh_.control(r).beats.load(std::memory_order_acquire);
   std::lock_guard lock(control_mutex_);
@@ -159,10 +158,9 @@ std::optional<std::vector<Rank>> Communicator::awaited_by(const Driver& driver, 
   return ranks;
 }
 
-// Who holds the operation up: along the chains of ranks that wait for one another, those at the ends, which wait for nobody. `certain`: none
-// of them may yet turn out to wait, because a rank of this node that has not entered the operation cannot.
-std::vector<Rank> Communicator::culprits(const Driver& driver, bool& certain) const {
-  certain = true;
+// Who holds the operation up: along the chains of ranks that wait for one another, in whatever operation, those at the ends, which wait for
+// nobody.
+std::vector<Rank> Communicator::culprits(const Driver& driver) const {
   std::vector<Rank> chain = execution_.blocked_on(), ends;
   std::vector<char> seen(static_cast<std::size_t>(mesh_.size), 0);
   const std::vector<Rank> direct = chain;
@@ -175,7 +173,6 @@ std::vector<Rank> Communicator::culprits(const Driver& driver, bool& certain) co
       chain.insert(chain.end(), next->begin(), next->end());
     } else {
       ends.push_back(r);
-      certain = certain && mesh_.peers[static_cast<std::size_t>(r)].shared && !entered(r);
     }
   }
   for (Rank r = 0; ends.empty() && r < mesh_.size; ++r)
@@ -200,7 +197,8 @@ std::string Communicator::last_operation(Rank rank) const {
   return "last entered " + entry.info.text();
 }
 
-Error Communicator::timeout_error(const Driver& driver, Clock::time_point now, std::vector<Rank> missing) const {
+Error Communicator::timeout_error(const Driver& driver, Clock::time_point now) const {
+  std::vector<Rank> missing = culprits(driver);
   std::string text = "timed out after " + seconds_text(now - driver.started) + " on " + mesh_.name(mesh_.rank) + " in " +
                      execution_.describe();
   for (const Rank r : missing) {

@@ -20,6 +20,8 @@ constexpr auto kWorthSpinning = std::chrono::microseconds(4);  // a learned budg
 // timeout can name the late rank. To tell a peer costs a few microseconds, so that with many peers it is told later.
 constexpr auto kWorthTelling = milliseconds(20);
 constexpr auto kWorthTellingPerPeer = std::chrono::microseconds(100);
+// Before the limit passes, everybody is asked for whom they wait: a rank that waits looks around at least every 50 ms, if it gets to run.
+constexpr auto kInquiry = milliseconds(300);
 // Messages on their way from a rank that has given up an operation, because others have left, have so long to arrive.
 constexpr auto kSpared = milliseconds(1000);
 constexpr std::uint32_t kMovesPerClock = 64;       // progress steps between looks at the clock
@@ -366,11 +368,10 @@ void Communicator::check(Driver& driver, Clock::time_point now) {
     check_peers(true);
     if (now - driver.started >= kWorthTelling + mesh_.size * kWorthTellingPerPeer) tell_presence();
   }
-  if (now < driver.deadline) return;
-  if (driver.verdict == Clock::time_point{}) inquire(driver, now);
-  bool certain;
-  std::vector<Rank> missing = culprits(driver, certain);
-  if (certain || now >= driver.verdict) throw timeout_error(driver, now, std::move(missing));
+  if (now >= driver.deadline - std::min<Clock::duration>(kInquiry, (driver.deadline - driver.started) / 2)) {
+    if (driver.verdict == Clock::time_point{}) inquire(driver, now);
+    if (now >= driver.verdict) throw timeout_error(driver, now);
+  }
 }
 
 // ---- synchronous calls

@@ -125,6 +125,20 @@ TEST_CASE("the first abort wins and later ones change nothing") {
   CHECK(record->reason == "rank 3 (host a, pid 7) died");
 }
 
+TEST_CASE("an end that spares earlier operations: the first text and the lowest number stay, and a real abort comes before it") {
+  const Block block = make_block();
+  CHECK(set_abort(*block, ErrorKind::peer_lost, 3, "rank 3 has left", 29));
+  CHECK_FALSE(set_abort(*block, ErrorKind::peer_lost, 2, "rank 2 has left", 27));
+  CHECK_FALSE(set_abort(*block, ErrorKind::peer_lost, 2, "rank 2 has left", 28));
+  CHECK_FALSE(aborted(*block));
+  CHECK_FALSE(aborted(*block, 26));
+  CHECK(aborted(*block, 27));
+  CHECK(abort_of(*block)->reason == "rank 3 has left");
+  CHECK(set_abort(*block, ErrorKind::mismatch, 1, "ranks disagree"));
+  CHECK(aborted(*block, 1));
+  CHECK(abort_of(*block)->reason == "ranks disagree");
+}
+
 TEST_CASE("racing aborts leave one whole record") {
   for (int round = 0; round < 50; ++round) {
     const Block block = make_block();

@@ -277,6 +277,67 @@ TEST_CASE("ranks on different hosts that only wait for each other learn that the
   }
 }
 
+TEST_CASE("two roots: every rank raises in that operation or in the next, however the ranks lie on nodes") {
+  for (const std::vector<std::int32_t>& nodes : {std::vector<std::int32_t>{0, 0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 2, 3}, {0, 0, 0, 1}})
+    for (const bool gathers : {false, true})
+      for (Rank odd = 0; odd < 4; ++odd) {
+        EngineGroup group(nodes, 60);
+        const auto began = Clock::now();
+        const auto errors = group.run([&](Rank r) {
+          const Rank root = r == odd ? (odd + 1) % 4 : odd;
+          std::vector<Transfer> table;  // a chain that begins or ends at the root
+          for (Rank i = 0; i < 3; ++i) {
+            const Rank from = (root + (gathers ? 3 - i : i)) % 4, to = (root + (gathers ? 2 - i : i + 1)) % 4;
+            table.push_back({i, from, 0, to, 0, 1, 0, 0, 0, static_cast<std::uint8_t>(gathers)});
+          }
+          const Collective collective = gathers ? Collective::reduce : Collective::broadcast;
+          PlanRequest request;
+          request.lowered = lower(table.data(), table.size(), collective, 4, root, 1, group.nodes(), LowerOptions{});
+          request.count = 1000;
+          request.dtype = DType::i32;
+          request.op = gathers ? ReduceOp::sum : ReduceOp::none;
+          request.info.collective = static_cast<std::uint8_t>(collective);
+          request.info.root = root;
+          std::vector<std::int32_t> x(1000, r);
+          run_plan(group[r], group[r]->make_plan(std::move(request)), x.data(), x.data());
+          run_plan(group[r], group[r]->make_plan(all_reduce_request(ring(4), 4, 4, group.nodes(), 1000)), x.data(), x.data());
+        });
+        for (const auto& error : errors) {
+          REQUIRE(error);
+          CHECK(kind_of(error) == ErrorKind::mismatch);
+        }
+        CHECK(Clock::now() - began < std::chrono::seconds(30));
+      }
+}
+
+TEST_CASE("who is behind completes its operation, though others failed in a later one because a rank has left in order") {
+  for (const std::vector<std::int32_t>& nodes : {std::vector<std::int32_t>{0, 0, 0}, {0, 1, 2}, {0, 0, 1}, {0, 1, 1}}) {
+    EngineGroup group(nodes, 30);
+    const auto broadcast = [&](Rank r) {
+      const std::vector<Transfer> table{{0, 0, 0, 1, 0, 1, 0, 0, 0, 0}, {0, 0, 0, 2, 0, 1, 0, 0, 0, 0}};
+      PlanRequest request;
+      request.lowered = lower(table.data(), table.size(), Collective::broadcast, 3, 0, 1, group.nodes(), LowerOptions{false});
+      request.count = 1000;
+      request.dtype = DType::i32;
+      request.info.collective = static_cast<std::uint8_t>(Collective::broadcast);
+      request.info.root = 0;
+      std::vector<std::int32_t> x(1000, r + 5);
+      run_plan(group[r], group[r]->make_plan(std::move(request)), x.data(), x.data());
+      CHECK(x[999] == 5);
+    };
+    const auto sum = [&](Rank r) {
+      std::vector<std::int32_t> x(1000, 1);
+      run_plan(group[r], group[r]->make_plan(all_reduce_request(ring(3), 3, 3, group.nodes(), 1000)), x.data(), x.data());
+    };
+    broadcast(0);
+    broadcast(1);
+    group[0]->close(2);
+    CHECK_THROWS_WITH_AS(sum(1), doctest::Contains("rank 0 has left"), Error);
+    broadcast(2);
+    CHECK_THROWS_WITH_AS(sum(2), doctest::Contains("rank 0 has left"), Error);
+  }
+}
+
 TEST_CASE("abort from another thread ends a blocked call, and closing ends it too") {
   for (const bool close : {false, true}) {
     EngineGroup group({0, 0}, 60);

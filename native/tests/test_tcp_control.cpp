@@ -47,6 +47,24 @@ TEST_CASE("control: aborts and goodbyes arrive once, in order, and closing after
   test::drive([&] { CHECK(ends.a.poll().type == Type::none); }, [&] { return ends.a.poll_fd() == -1; });
 }
 
+TEST_CASE("control: inquiries, answers and the number of a later abort's first operation") {
+  Ends ends;
+  ends.b->send_inquiry();
+  ends.b->send_answer({});
+  ends.b->send_answer({2, 1'000'000, -1});
+  ends.b->send_abort(ErrorKind::peer_lost, 4, "rank 4 has left", std::uint64_t{1} << 40);
+  CHECK(next(ends.a).type == Type::inquiry);
+  const auto nobody = next(ends.a);
+  CHECK(nobody.type == Type::answer);
+  CHECK(nobody.ranks.empty());
+  CHECK(next(ends.a).ranks == std::vector<Rank>{2, 1'000'000, -1});
+  const auto abort = next(ends.a);
+  CHECK(abort.type == Type::abort);
+  CHECK(abort.rank == 4);
+  CHECK(abort.from == std::uint64_t{1} << 40);
+  CHECK(abort.reason == "rank 4 has left");
+}
+
 TEST_CASE("control: a peer that closes without goodbye is lost, after what it said") {
   Ends ends;
   ends.b->send_abort(ErrorKind::aborted, 0, "");
