@@ -122,7 +122,7 @@ void Execution::check_shown() const {
   if (registered_bits_ == 0 || Arena::seclusions() == seclusions_) return;
   for (const auto memory : shown())
     if (!Arena::instance().shared(memory.data(), memory.size()))
-      throw Error(ErrorKind::aborted, "memory of " + info_.text() + " had to be taken away from peers, because an operation on the same "
+      throw Error(ErrorKind::aborted, "memory of " + info().text() + " had to be taken away from peers, because an operation on the same "
                                       "pages failed in another communicator of this process");
 }
 
