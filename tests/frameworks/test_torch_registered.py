@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from meeting_support import Event
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_support import Ranks, data, joined
@@ -83,6 +86,35 @@ def test_a_moved_tensor_is_reduced_without_staging(ranks: Ranks) -> None:
         assert right
         assert plain >= 2_000_000
         assert moved == 0
+
+
+def taken_away(path: str) -> tuple[bool, bool]:
+    """A moved tensor, in another group after an operation that one rank gave up while the other was not in it."""
+    with joined(path) as (rank, _):
+        failing: Any = dist.new_group([0, 1], timeout=timedelta(seconds=0.5 if rank == 0 else 60))
+        late = Event(Path(path).parent, "late")
+        x = torch.ones(1_000_003)
+        view = x[5:]
+        assert registered.move(x)
+        dist.all_reduce(x, group=failing)
+        if rank == 0:
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(x, group=failing)
+            x.fill_(10)
+            late.set()
+        else:
+            assert late.wait()
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(x, group=failing)
+            x.fill_(20)
+        dist.all_reduce(x)
+        right = bool((x == 30).all() and (view == 30).all())
+        gone = not _core.arena_contains(x.data_ptr(), 1)
+        return right, gone
+
+
+def test_a_moved_tensor_that_was_taken_away_from_peers_works_on(ranks: Ranks) -> None:
+    assert ranks.run(taken_away) == [(True, True), (True, True)]
 
 
 class Model(nn.Module):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import numpy as np
 import pytest
 from robustness_support import LONG, Workers, world
 
+import ringleader as rl
 from ringleader import _core
 
 N = 4
@@ -95,3 +100,40 @@ def test_memory_does_not_grow_over_calls_of_changing_size(four: Workers) -> None
     assert max(arena for _, arena in told) <= 0, told
     # Plans differ in size, and allocators keep what they had. 1.4 kB per call would show, or 200 bytes if long.
     assert sum(grown for grown, _ in told) / N < 4 * MIB, told
+
+
+def _in_little_space() -> tuple[float, int]:
+    comm = rl.init(timeout=60)
+    x = comm.empty(1_000_000, np.float32)
+    x[:] = comm.rank + 1
+    comm.all_reduce(x)
+    return float(x[0]), _core.arena_info()[1]
+
+
+def _little_space(ranks: int) -> None:
+    # 4 GB of address space: of it NumPy's libraries take a part, and every rank maps the arenas of all.
+    resource.setrlimit(resource.RLIMIT_AS, (4_000_000 << 10, 4_000_000 << 10))
+    with rl.WorkerGroup(ranks, transport="shm") as group:
+        results = group.run(_in_little_space, timeout=100)
+    assert [total for total, _ in results] == [ranks * (ranks + 1) / 2] * ranks
+    assert all(16 << 20 <= size <= (2 << 30) // ranks for _, size in results), results
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_start_under_a_limit_of_address_space(ranks: int) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_little_space, args=(ranks,))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+
+
+def test_too_little_address_space_is_an_error_with_the_numbers() -> None:
+    program = (
+        "import resource, numpy, ringleader as rl\n"
+        "pages = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (pages + (24 << 20),) * 2)\n"
+        "rl.init(rank=0, size=1)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert ended.returncode != 0
+    assert "OutOfMemory" in ended.stderr and "ulimit -v" in ended.stderr and "16 MiB" in ended.stderr, ended.stderr

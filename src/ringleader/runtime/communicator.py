@@ -161,6 +161,8 @@ class Communicator(PersistentCollectives, Messages, Watched):
         """An uninitialised NumPy array in registered memory, which peers of this host reach without a copy.
 
         It is freed when the last reference goes; ``torch.from_numpy`` makes a tensor of it that shares the memory.
+        When an operation on it fails and a rank does not answer, it is taken away from peers: it stays as it is, but
+        later operations copy it as they do any other array. Arrays below a page (4 KiB) are always copied.
 
         Raises
         ------
