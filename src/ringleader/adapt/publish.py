@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from ringleader.adapt.network import Network, Reading, measure
 from ringleader.errors import InvalidArgument, RingleaderError
 from ringleader.runtime.config import logger
-from ringleader.runtime.filestore import base_directory, start_time
+from ringleader.runtime.filestore import base_directory
+from ringleader.runtime.presence import start_time
 
 if TYPE_CHECKING:
     from ringleader.runtime.communicator import Communicator

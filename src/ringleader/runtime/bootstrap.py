@@ -42,7 +42,7 @@ from ringleader.runtime.handshake import Purpose
 from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.links import Key, Target, establish
 from ringleader.runtime.meeting import Meeting, Reported
-from ringleader.runtime.store import Store
+from ringleader.runtime.store import Store, no_longer_than
 from ringleader.runtime.tuning import Guide, check_agreement, tell, understand
 from ringleader.runtime.ucx import open_worker
 
@@ -65,6 +65,8 @@ class Connected:
     interface: Selection | None = None
     binding: Binding | None = None  # of the thread that formed it, if it was bound for it
     beside: tuple[_core.Communicator, ...] = ()  # of the further workers
+    extras: list[Any] = field(default_factory=list)  # what each rank's caller told the others
+    members: list[int] = field(default_factory=list)  # ranks of the job
 
     @property
     def local_ranks(self) -> list[int]:
@@ -85,8 +87,12 @@ def connect_group(
     route_to: str | None = None,
     watch: Callable[[], None] | None = None,
     told: Mapping[str, Any] | None = None,
+    extra: Any = None,
 ) -> Connected:
     """Form a group of `size` ranks; every member calls it with the same `group_id`.
+
+    Who returns needs nobody any more: the last step is an answer of rank 0 that all wait for. So whatever a member does
+    afterwards - leave, abort, die - the others return as well.
 
     Parameters
     ----------
@@ -106,24 +112,28 @@ def connect_group(
         Called now and then while waiting; raises if a member is known to be dead.
     told
         What the job's rank 0 has told about the choice of algorithms, if this is not the job's first group.
+    extra
+        What JSON can hold, for the callers of all ranks: `Connected.extras`.
 
     Raises
     ------
     CollectiveTimeout
         Naming the ranks that did not arrive.
+    PeerLost
+        Naming a rank that died.
     RendezvousError, InvalidArgument, OutOfMemory
         On all ranks if one of them cannot take part; the message tells why.
     """
     meeting = Meeting(store, group_id, rank, size, timeout, watch)
-    with contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as undo, no_longer_than(meeting.deadline):
         try:
-            connected = _form(meeting, secret, config, native_comm_factory, route_to, undo, told)
-        except Reported as reported:
-            raise reported.error from None
+            connected = _form(meeting, secret, config, native_comm_factory, route_to, undo, told, extra)
         except BaseException as error:
-            clear = _clear(error, rank)
-            if size > 1:
-                meeting.report(clear)
+            cause = meeting.cause_of(error) if size > 1 else error
+            clear = _clear(cause, rank)
+            meeting.give_up(clear)
+            if isinstance(clear, Reported):
+                raise clear.error from None
             if clear is error:
                 raise
             raise clear from error
@@ -147,10 +157,12 @@ def _form(
     route_to: str | None,
     undo: contextlib.ExitStack,
     told: Mapping[str, Any] | None,
+    extra: Any,
 ) -> Connected:
     rank, size = meeting.rank, meeting.size
     processes.expect_ranks(size)
-    card = my_card(rank, config, (told or tell(config)) if rank == 0 else None)
+    meeting.doing = "told what it can do"
+    card = my_card(rank, config, (told or tell(config)) if rank == 0 else None, extra)
     cards = [read_card(raw) for raw in meeting.gather("cards", asdict(card))]
     # Choices of algorithms go by the cores that the ranks of rank 0's host have together, not by its own alone.
     shared = {**(cards[0].told or {}), "cores": cohabitants(cards, 0).cores}
@@ -187,7 +199,9 @@ def _form(
             selection.interface if selection is not None else None,
             ucx.address.hex() if ucx is not None else None,
         )
+        meeting.doing = "told where it listens"
         ends = [read_end(raw) for raw in meeting.gather("ends", asdict(mine))]
+        meeting.doing = "made connections"
         _connect_processes(plan, ends, unix, secret, meeting)
         sockets = _connect_network(plan, ends, [sock for _, sock in tcp], selection, secret, meeting, undo)
     peers = [
@@ -202,6 +216,7 @@ def _form(
     if ucx is not None:
         given += (ucx, [bytes.fromhex(end.ucx or "") for end in ends], plan.channels)
     native.connect(*given)
+    meeting.doing = "was connected"
     check_agreement([told["digest"] for told in meeting.gather("ready", {"digest": guide.digest})], names)
     meeting.finish()
     logger("INIT").info(
@@ -214,7 +229,10 @@ def _form(
     )
     workers = agreed_workers(cards, len(set(nodes)))
     hostnames = [card.hostname for card in cards]
-    return Connected(native, rank, size, nodes, names, hostnames, plan.channels, workers, guide, selection, binding)
+    return Connected(
+        native, rank, size, nodes, names, hostnames, plan.channels, workers, guide, selection, binding,
+        extras=[card.extra for card in cards],
+    )  # fmt: skip
 
 
 def _bound(card: Card, here: Cohabitants, undo: contextlib.ExitStack) -> Binding | None:
@@ -325,7 +343,7 @@ def _connect_processes(
         advice="if these processes cannot share memory (separate containers), set RINGLEADER_SHM_DISABLE=1",
     )  # fmt: skip
     by_identity = {bytes.fromhex(plan.cards[key.rank].identity): sock for key, sock in socks.items()}
-    processes.exchange_arenas(by_identity, meeting.left)
+    processes.exchange_arenas(by_identity, meeting.left, meeting.check)
 
 
 def _connect_network(

@@ -53,6 +53,7 @@ class Card:
     net: str = "tcp"
     buffsize: int = 0  # bytes of a staging slot: into how many windows an operation is cut
     told: dict[str, Any] | None = None  # rank 0's: by what the group chooses (see `tuning`)
+    extra: Any = None  # what the rank's caller tells the others'
 
     @property
     def name(self) -> str:
@@ -130,7 +131,7 @@ def agreed_workers(cards: Sequence[Card], nodes: int) -> int:
     return min(workers_for(c.workers, cores) for c, cores in zip(cards, fair, strict=True))
 
 
-def my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
+def my_card(rank: int, config: Config, told: Mapping[str, Any] | None, extra: Any = None) -> Card:
     """This process's card; raises InvalidArgument if it may use no interface."""
     check_interface_choice(config)
     return Card(
@@ -152,6 +153,7 @@ def my_card(rank: int, config: Config, told: Mapping[str, Any] | None) -> Card:
         identity=processes.my_identity().hex(),
         known=tuple(identity.hex() for identity in processes.known_processes()) if config.use_shm else (),
         told=None if told is None else dict(told),
+        extra=extra,
     )
 
 

@@ -81,6 +81,7 @@ class Communicator(PersistentCollectives, Messages, Watched):
             group.core, self.nodes, group.guide.config, group.guide.rules, group.guide.model, self._workers
         )
         self._told = group.guide.told
+        self._job_ranks = group.members
         self._known = OrderedDict()
         self._barriers = {}
         self._last_choice = None
@@ -258,9 +259,10 @@ class Communicator(PersistentCollectives, Messages, Watched):
             lost = [member for member in self._core.lost_ranks if member in members]
             if lost:
                 gone = describe_loss(lost, self._names)
-                raise errors.PeerLost(f"cannot form group {name!r}: {gone} died", lost)
+                raise errors.PeerLost(f"{gone} died", [members.index(member) for member in lost])
 
-        group = connect(self._job, name, rank, len(members), limit, self.timeout, watch, self._told)
+        in_job = [self._job_ranks[member] for member in members]
+        group = connect(self._job, name, rank, len(members), limit, self.timeout, watch, self._told, in_job)
         return Communicator(self._job, group, name)
 
     def shrink(self, *, timeout: float = 30.0) -> Communicator:

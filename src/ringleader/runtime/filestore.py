@@ -22,9 +22,10 @@ from pathlib import Path
 
 from ringleader.errors import CollectiveTimeout, RendezvousError
 from ringleader.runtime.config import logger
+from ringleader.runtime.presence import start_time
 from ringleader.runtime.store import backoff
 
-__all__ = ["FileStore", "base_directory", "start_time"]
+__all__ = ["FileStore", "base_directory"]
 
 _MEMBER = "member."
 _KEY = "key."
@@ -36,16 +37,6 @@ def base_directory() -> Path:
     if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid() and os.access(runtime, os.W_OK):
         return Path(runtime)
     return Path(tempfile.gettempdir())
-
-
-def start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None if there is none. Tells reused process numbers apart."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else fields[19]
 
 
 def _alive(member: Path) -> bool:

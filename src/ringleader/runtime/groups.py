@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ringleader import _core
+from ringleader.errors import PeerLost
 from ringleader.runtime.binding import format_cores, held_here, short_slices
 from ringleader.runtime.bootstrap import Connected, connect_group
 from ringleader.runtime.cards import Cohabitants
 from ringleader.runtime.config import logger
 from ringleader.runtime.job import Job
+from ringleader.runtime.store import StoreLost
 
 __all__ = ["connect"]
 
@@ -25,6 +27,8 @@ def connect(
     operation_timeout: float,
     watch: Callable[[], None] | None = None,
     told: Mapping[str, Any] | None = None,
+    members: Sequence[int] | None = None,
+    extra: Any = None,
 ) -> Connected:
     """Form a group of `size` ranks, of which this process is `rank`.
 
@@ -38,6 +42,10 @@ def connect(
         Called now and then while waiting; raises if a member is known to be dead.
     told
         By what the job chooses (see `tuning`), if this is not its first group.
+    members
+        Their ranks in the job; default: all.
+    extra
+        What JSON can hold, for the callers of all ranks: `Connected.extras`.
 
     Raises
     ------
@@ -45,19 +53,34 @@ def connect(
         The group was not formed, on any rank.
     """
     deadline = time.monotonic() + timeout
-    group = _form(job, name, rank, size, timeout, operation_timeout, watch, told)
-    beside: list[_core.Communicator] = []
+    ranks = list(range(size)) if members is None else list(members)
+
+    def watch_all() -> None:
+        job.watch(ranks)
+        if watch is not None:
+            watch()
+
     try:
-        for worker in range(1, group.workers):
-            left = max(0.001, deadline - time.monotonic())
-            beside.append(
-                _form(job, f"{name}/worker{worker}", rank, size, left, operation_timeout, watch, group.guide.told).core
-            )
-    except BaseException:
-        for core in (group.core, *beside):
-            core.close(0.0)
-        raise
-    group.beside = tuple(beside)
+        group = _form(job, name, rank, size, timeout, operation_timeout, watch_all, told, extra)
+        beside: list[_core.Communicator] = []
+        try:
+            for worker in range(1, group.workers):
+                left, part = max(0.001, deadline - time.monotonic()), f"{name}/worker{worker}"
+                further = _form(job, part, rank, size, left, operation_timeout, watch_all, group.guide.told)
+                beside.append(further.core)
+        except BaseException:
+            for core in (group.core, *beside):
+                core.close(0.0)
+            raise
+    except StoreLost as error:
+        if not job.served_by_root or job.vigil is None:
+            raise
+        root = job.vigil.members[0].name
+        raise PeerLost(
+            f"group {name!r} cannot be formed: {root}, which served the store, ended meanwhile ({error})",
+            [ranks.index(0)] if 0 in ranks else [],
+        ) from error
+    group.beside, group.members = tuple(beside), ranks
     return group
 
 
@@ -68,8 +91,9 @@ def _form(
     size: int,
     timeout: float,
     operation_timeout: float,
-    watch: Callable[[], None] | None,
+    watch: Callable[[], None],
     told: Mapping[str, Any] | None,
+    extra: Any = None,
 ) -> Connected:
     config = job.config
 
@@ -107,6 +131,7 @@ def _form(
         route_to=job.route_to,
         watch=watch,
         told=told,
+        extra=extra,
     )
     if group.binding is not None:
         job.on_close(group.binding.release)

@@ -5,27 +5,32 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import ipaddress
+import os
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from ringleader.algorithms import load_files
-from ringleader.errors import InvalidArgument, RendezvousError
+from ringleader.errors import InvalidArgument, PeerLost, RendezvousError, RingleaderError
 from ringleader.runtime.addresses import check_interface_choice, listen_addresses
+from ringleader.runtime.assembly import Assembly, name_of_start
 from ringleader.runtime.config import Config, logger, setup_logging
-from ringleader.runtime.environment import Launch, detect
+from ringleader.runtime.environment import Launch, detect, format_hostport
 from ringleader.runtime.filestore import FileStore
-from ringleader.runtime.keys import given_key, job_secret, key_finder, store_key
-from ringleader.runtime.store import LocalStore, PrefixStore, Store, StoreLost, TorchStore
+from ringleader.runtime.keys import given_key, key_finder, store_key, tell_secret, understand_secret
+from ringleader.runtime.presence import Vigil, myself
+from ringleader.runtime.store import LocalStore, PrefixStore, Store, StoreLost, TorchStore, no_longer_than
 from ringleader.runtime.storeserver import TcpStoreServer
 from ringleader.runtime.tcpstore import TcpStoreClient
 
 __all__ = ["Job", "open_job"]
+
+_LOOK_LIMIT = 2.0
 
 
 @dataclass
@@ -36,6 +41,9 @@ class Job:
     config: Config
     store: Store
     secret: bytes = field(repr=False)
+    number: str = ""  # of its start: no other one has the same, in no store
+    vigil: Vigil | None = field(default=None, repr=False)
+    served_by_root: bool = False  # whether the store ends with rank 0's process
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
     _users: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -54,6 +62,17 @@ class Job:
     def route_to(self) -> str | None:
         """The master's name or address: the interface that routes to it is used."""
         return self.launch.master_addr
+
+    def watch(self, ranks: Sequence[int]) -> None:
+        """Raise if one of these ranks of the job is known to be gone.
+
+        Raises
+        ------
+        PeerLost
+            Naming it.
+        """
+        if self.vigil is not None and (gone := self.vigil.gone(ranks)) is not None:
+            raise PeerLost(f"{gone.name} died", [ranks.index(gone.rank)])
 
     def acquire(self) -> None:
         """Count a user, a communicator that needs the store."""
@@ -105,8 +124,8 @@ def open_job(
     ------
     InvalidArgument
         For contradictory or incomplete information.
-    RendezvousError, CollectiveTimeout
-        If the store cannot be reached or served, or rank 0 does not come.
+    RendezvousError, CollectiveTimeout, PeerLost
+        If the store cannot be reached or served, another process has this rank, or a rank does not come or dies.
     """
     config = config if config is not None else Config.from_environment(environ)
     setup_logging(config)
@@ -118,7 +137,7 @@ def open_job(
     deadline = time.monotonic() + limit
     while True:
         try:
-            return _open(launch, config, store, given, max(0.0, deadline - time.monotonic()))
+            return _open(launch, config, store, given, deadline)
         except StoreLost:
             # Rank 0 still served the store of its previous job, which this process has left already. It cannot have put
             # the new job's secret there, so whoever was early notices here at the latest.
@@ -126,41 +145,57 @@ def open_job(
                 raise
 
 
-def _open(launch: Launch, config: Config, store: Any, given: bytes | None, limit: float) -> Job:
-    with contextlib.ExitStack() as stack:
-        shared, key, private = _open_store(launch, config, store, given, limit, stack)
-        # A store may outlive this job (torchrun's, or one that was passed): a second init() must not see old keys.
-        # Every rank counts its own calls, and init() is collective, so all get the same number.
-        scope = f"{launch.job_id}/{launch.attempt}"
-        count = shared.add(f"{scope}/init/{launch.rank}", 1)
-        scoped = PrefixStore(f"{scope}/{count}", shared)
-        key = job_secret(scoped, launch, config, key, private, limit, stack)
-        return Job(launch, config, scoped, key, stack.pop_all())
+def _open(launch: Launch, config: Config, store: Any, given: bytes | None, deadline: float) -> Job:
+    with contextlib.ExitStack() as stack, no_longer_than(deadline):
+        limit = max(0.0, deadline - time.monotonic())
+        shared, key, private, where = _open_store(launch, config, store, given, limit, stack)
+        if launch.size == 1:
+            _, own = tell_secret(launch, config, key, private, stack)
+            return Job(launch, config, shared, own, _closing=stack.pop_all())
+        scoped = PrefixStore(f"{launch.job_id}/{launch.attempt}", shared)
+        served_by_root = isinstance(shared, TcpStoreClient) and not launch.store_served
+        assembly = Assembly(
+            scoped,
+            myself(launch.rank),
+            launch.size,
+            lambda: tell_secret(launch, config, key, private, stack),
+            lambda told: understand_secret(told, launch, config, key, private),
+            max(0.0, deadline - time.monotonic()),
+            served_by_root=served_by_root,
+            where=where,
+        )
+        stack.callback(assembly.leave)
+        done = assembly.run()
+        inner = PrefixStore(done.number, scoped)
+        return Job(
+            launch, config, inner, done.secret, done.number, done.vigil, served_by_root, _closing=stack.pop_all()
+        )
 
 
 def _open_store(
     launch: Launch, config: Config, store: Any, given: bytes | None, timeout: float, stack: contextlib.ExitStack
-) -> tuple[Store, bytes | None, bool]:
+) -> tuple[Store, bytes | None, bool, str]:
     """The store that fits the launch, the key that ranks share already, and whether only they can read the store.
 
-    `stack` gets what must be closed.
+    `stack` gets what must be closed. The text is what to call the store in messages.
     """
     if store is not None:
         wrapped = _wrapped(store)
         # An own store is as safe as its caller has made it; torch's stores are open to whoever reaches them.
-        return wrapped, given, not isinstance(wrapped, TorchStore)
+        return wrapped, given, not isinstance(wrapped, TorchStore), _name_of(store)
     if launch.size == 1:
-        return LocalStore(), given, True
+        return LocalStore(), given, True, "the store"
     if not launch.own_address and (default := _torch_default_store(launch)) is not None:
-        return default, given, False
+        return default, given, False, "torch's default store"
+    at = "" if launch.master_addr is None else format_hostport(launch.master_addr, launch.master_port or 0)
     if launch.agent_store:
-        return _agent_store(launch, timeout), given, False
+        return _agent_store(launch, timeout), given, False, f"torchrun's store at {at}"
     if launch.master_addr is not None:
-        return _tcp_store(launch, config, given, timeout, stack)
+        return *_tcp_store(launch, config, given, timeout, stack), at
     if launch.one_host and launch.launcher != "arguments":
         files = FileStore(f"{launch.job_id}/{_next_directory(launch)}", launch.rank, timeout)
         stack.callback(files.close)
-        return files, given, True
+        return files, given, True, str(files.path)
     raise InvalidArgument(
         f"rank {launch.rank} of {launch.size} has no meeting point (from: {launch.launcher}); give master_addr= or "
         "store=, or set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port there"
@@ -179,6 +214,17 @@ def _next_directory(launch: Launch) -> int:
     with _counting:
         _directories[launch.job_id, launch.rank] += 1
         return _directories[launch.job_id, launch.rank]
+
+
+def _name_of(store: Any) -> str:
+    """What a store that was passed is called in messages: a file by its name."""
+    inner, depth = store, 0
+    while hasattr(inner, "underlying_store") and depth < 16:
+        inner, depth = inner.underlying_store, depth + 1
+    path, host, port = (getattr(inner, name, None) for name in ("path", "host", "port"))
+    if path:
+        return f"the file {path}"
+    return f"torch's store at {host}:{port}" if host and port else "the store"
 
 
 def _wrapped(store: Any) -> Store:
@@ -230,6 +276,29 @@ def _agent_store(launch: Launch, timeout: float) -> Store:
     return TorchStore(store)
 
 
+def _who_is_there(launch: Launch, find: Callable[[bytes], bytes]) -> RendezvousError | None:
+    """Where the port of this rank 0 is taken by a job's store whose key this process may know: whose it is."""
+    assert launch.master_addr is not None and launch.master_port is not None
+    at = format_hostport(launch.master_addr, launch.master_port)
+    with contextlib.suppress(RingleaderError), no_longer_than(time.monotonic() + _LOOK_LIMIT):
+        client = TcpStoreClient([launch.master_addr], launch.master_port, find, _LOOK_LIMIT)
+        try:
+            found = name_of_start(PrefixStore(f"{launch.job_id}/{launch.attempt}", client))
+        finally:
+            client.close()
+        if found is not None and found[1]:
+            return RendezvousError(
+                f"{at} is busy: this process (pid {os.getpid()}) is rank 0 of a job there already, and its "
+                "communicator is open; close() it first, or make further groups with split() or subgroup()"
+            )
+        if found is not None:
+            return RendezvousError(
+                f"{at} is busy: another process ({found[0].process}) is rank 0 of a job there; choose another "
+                "MASTER_PORT (or RINGLEADER_STORE) for this one"
+            )
+    return None
+
+
 def _tcp_store(
     launch: Launch, config: Config, given: bytes | None, timeout: float, stack: contextlib.ExitStack
 ) -> tuple[Store, bytes | None, bool]:
@@ -243,7 +312,10 @@ def _tcp_store(
                 launch.master_addr,
                 launch.master_port,
             )
-        server = TcpStoreServer([(a, launch.master_port) for a in addresses], key, key_id)
+        try:
+            server = TcpStoreServer([(a, launch.master_port) for a in addresses], key, key_id)
+        except RendezvousError as error:
+            raise _who_is_there(launch, key_finder(launch, given, config)) or error from error
         stack.callback(server.close)
         logger("INIT").info("store of job %r at %s, port %d", launch.job_id, ", ".join(addresses), server.port)
     find = key_finder(launch, given, config)

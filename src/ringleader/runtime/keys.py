@@ -27,17 +27,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringleader.errors import CollectiveTimeout, InvalidArgument, RendezvousError
+from ringleader.errors import InvalidArgument, RendezvousError
 from ringleader.runtime.addresses import network_id
 from ringleader.runtime.config import Config, logger
 from ringleader.runtime.environment import Launch
-from ringleader.runtime.filestore import start_time
 from ringleader.runtime.handshake import AuthenticationError, UnknownKey
-from ringleader.runtime.store import Store
+from ringleader.runtime.presence import start_time
 
 __all__ = [
-    "MadeKey", "find_key", "given_key", "job_secret", "key_finder", "make_key", "secret_key",
-    "store_key",
+    "MadeKey", "find_key", "given_key", "key_finder", "make_key", "secret_key", "store_key", "tell_secret",
+    "understand_secret",
 ]  # fmt: skip
 
 KEY_BYTES = 32
@@ -294,16 +293,10 @@ def _one_is_insecure(rank: int, here: bool) -> str:
 # -------------------------------------------------------------------------------------------- the key through a store
 
 
-def job_secret(
-    store: Store,
-    launch: Launch,
-    config: Config,
-    given: bytes | None,
-    private: bool,
-    timeout: float,
-    stack: contextlib.ExitStack,
-) -> bytes:
-    """The secret of a job: `given`, or one that rank 0 makes and tells the others.
+def tell_secret(
+    launch: Launch, config: Config, given: bytes | None, private: bool, stack: contextlib.ExitStack
+) -> tuple[bytes, bytes]:
+    """Rank 0's: what it tells the others through the store, and the secret of the job: `given`, or one that it makes.
 
     Parameters
     ----------
@@ -315,42 +308,36 @@ def job_secret(
     Raises
     ------
     RendezvousError
-        If only some ranks were given a secret, or ranks on several hosts have none.
-    CollectiveTimeout
-        If rank 0 does not come.
+        If a file has to be made and there is no place for it.
     """
     made = secrets.token_bytes(KEY_BYTES)
-    if launch.size == 1:
-        return given or made
-    carries = private or config.insecure or launch.torchrun_hosts
-    if launch.rank == 0:
-        if given is not None:
-            store.set("secret", _GIVEN)
-            return given
-        if carries:
-            if not private:
-                _warn_of_open_store(launch)
-            store.set("secret", _MADE + made)
-            return made
-        file = make_key(None, launch.slurm and not launch.one_host)
-        stack.callback(file.remove)
-        store.set("secret", _FILE + file.key_id)
-        return file.key
-    try:
-        told = store.get("secret", timeout)
-    except CollectiveTimeout:
-        raise CollectiveTimeout(
-            f"rank 0 did not arrive within {timeout:.1f} s (rank {launch.rank} of {launch.size} waits for it); is it "
-            "still running? `start_timeout=` (RINGLEADER_STORE_TIMEOUT) sets the limit of init()",
-            (0,),
-        ) from None
+    if launch.size == 1 or given is not None:
+        return _GIVEN, given or made
+    if private or config.insecure or launch.torchrun_hosts:
+        if not private:
+            _warn_of_open_store(launch)
+        return _MADE + made, made
+    file = make_key(None, launch.slurm and not launch.one_host)
+    stack.callback(file.remove)
+    return _FILE + file.key_id, file.key
+
+
+def understand_secret(told: bytes, launch: Launch, config: Config, given: bytes | None, private: bool) -> bytes:
+    """The secret of the job, from what rank 0 has told in the store.
+
+    Raises
+    ------
+    RendezvousError
+        If only some ranks were given a secret, or ranks on several hosts have none.
+    """
     if (told == _GIVEN) != (given is not None):
         raise RendezvousError(_one_was_given(launch.rank, given is not None))
     if given is not None:
         return given
     if told.startswith(_FILE):
         return _found(told.removeprefix(_FILE), None, launch)
-    if not carries:  # whoever can write into the store could have put that there
+    if not (private or config.insecure or launch.torchrun_hosts):
+        # Whoever can write into the store could have put that there.
         raise RendezvousError(_one_is_insecure(launch.rank, False))
     return told.removeprefix(_MADE)
 

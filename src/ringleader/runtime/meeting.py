@@ -12,15 +12,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringleader.errors import CollectiveTimeout, PeerLost, RendezvousError, RingleaderError
-from ringleader.runtime.store import Store, backoff, wait_for_ranks
+from ringleader.runtime.presence import myself
+from ringleader.runtime.store import Store, StoreLost, backoff, no_longer_than, wait_for_ranks
 
-__all__ = ["Meeting", "Reported"]
+__all__ = ["LOOK_AGAIN", "Meeting", "Reported"]
+
+# Seconds after which somebody who waits looks whether another rank has failed.
+LOOK_AGAIN = 0.25
 
 # How long rank 0 waits for all to have read the last answer. They need milliseconds, unless they have died.
 _LAST_ANSWER_LIMIT = 5.0
 # How long rank 0 stays after a failure so that the others can read why; shorter after a timeout, which they notice too.
 _REPORT_LIMIT = 2.0
 _LATE_REPORT_LIMIT = 0.5
+# How long somebody whose connection failed looks whether another rank's failure is behind it.
+_NEWS_LIMIT = 0.4
+
+_KINDS: dict[str, type[RingleaderError]] = {"timeout": CollectiveTimeout, "lost": PeerLost}
 
 
 class Meeting:
@@ -38,6 +46,7 @@ class Meeting:
         self.store, self.group, self.rank, self.size, self.timeout = store, group, rank, size, timeout
         self._watch = watch
         self.deadline = time.monotonic() + timeout
+        self.doing = "met the others"  # what this rank does, for messages
         self._previous: str | None = None
 
     @property
@@ -72,11 +81,18 @@ class Meeting:
         while True:
             left = self.left
             try:
-                return self.store.get(self._key(name), min(0.5, left))
+                return self.store.get(self._key(name), min(LOOK_AGAIN, left))
             except CollectiveTimeout:
+                pass
+            try:
                 self.check()
-                if left <= 0:
-                    break
+            except (PeerLost, Reported):
+                # The answer may have come first: then whoever failed afterwards had done its part. All take it.
+                with contextlib.suppress(CollectiveTimeout, RendezvousError):
+                    return self.store.get(self._key(name), 0)
+                raise
+            if left <= 0:
+                break
         # Name the missing ranks, as rank 0 would have done if it were not missing or late itself.
         self._collect(name, range(self.size), 0.0, what)
         raise CollectiveTimeout(
@@ -99,31 +115,89 @@ class Meeting:
                 if self.store.add(self._key("left"), 1) == self.size - 1:
                     self.store.set(self._key("done"), b"")
                 return
-            self.store.get(self._key("done"), min(_LAST_ANSWER_LIMIT, self.left))
+            self._await_leaving()
             for key in (self._previous, self._key("left"), self._key("done")):
                 self.store.delete(key)
 
+    def _await_leaving(self) -> None:
+        """Rank 0: until all have read the last answer; ranks that have died will not."""
+        deadline = time.monotonic() + min(_LAST_ANSWER_LIMIT, self.left)
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                self.store.get(self._key("done"), min(LOOK_AGAIN, left))
+                return
+            except CollectiveTimeout:
+                if self._watch is not None:
+                    try:
+                        self._watch()
+                    except PeerLost as error:
+                        if self.store.add(self._key("left"), 0) >= self.size - 1 - len(error.ranks):
+                            return
+
     def check(self) -> None:
-        """Raise the failure of another rank, if there is one."""
+        """Raise the failure of another rank, if there is one.
+
+        Raises
+        ------
+        Reported
+            With the error that the rank has reported.
+        PeerLost
+            It has died.
+        """
         try:
             report = json.loads(self.store.get(self._key("failed"), 0))
         except CollectiveTimeout:
             if self._watch is not None:
-                self._watch()
+                try:
+                    self._watch()
+                except PeerLost as error:
+                    raise PeerLost(
+                        f"{error}; group {self.group!r} cannot be formed (rank {self.rank} {self.doing})", error.ranks
+                    ) from None
             return
         self.store.add(self._key("told"), 1)
-        kind = CollectiveTimeout if report["timeout"] else RendezvousError
-        raise Reported(kind(f"{report['message']} (reported by rank {report['rank']})", report["ranks"]))
+        kind = _KINDS.get(report["kind"], RendezvousError)
+        raise Reported(kind(f"{report['message']} (reported by {report['name']})", report["ranks"]))
 
-    def report(self, error: BaseException) -> None:
-        """Tell the others why this rank gives up."""
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Why this rank failed, if that was another rank's failure: what it meets first may be a consequence."""
+        if isinstance(error, (Reported, PeerLost)) or not isinstance(error, (OSError, CollectiveTimeout)):
+            return error
+        late = isinstance(error, CollectiveTimeout)
+        try:
+            for _ in backoff(time.monotonic() + (0.0 if late else _NEWS_LIMIT)):
+                self.check()
+        except (Reported, PeerLost, StoreLost) as cause:
+            return cause
+        except RingleaderError:
+            pass
+        return error
+
+    def give_up(self, error: BaseException) -> None:
+        """Before this rank raises: tell the others why, or, as rank 0, see to it that they read what another rank told.
+
+        Rank 0 may serve the store: were it gone before, the others would take that for the cause.
+        """
+        if self.size == 1 or isinstance(error, StoreLost):
+            return
+        if not isinstance(error, Reported):
+            self._report(error)
+        elif self.rank == 0:
+            with contextlib.suppress(RingleaderError), no_longer_than(time.monotonic() + _REPORT_LIMIT):
+                self._wait_until_told(error.error)
+
+    def _report(self, error: BaseException) -> None:
+        name = myself(self.rank).name
+        text = str(error)
+        if not isinstance(error, RingleaderError):  # somebody else's words, or Ctrl-C: say whose failure that is
+            text = f"{name} failed while it {self.doing}: {type(error).__name__}{': ' if text else ''}{text}"
         report = {
-            "rank": self.rank,
-            "message": str(error) or type(error).__name__,
+            "name": name,
+            "message": text,
             "ranks": list(getattr(error, "ranks", ())) or [self.rank],
-            "timeout": isinstance(error, CollectiveTimeout),
+            "kind": next((name for name, kind in _KINDS.items() if isinstance(error, kind)), ""),
         }
-        with contextlib.suppress(RingleaderError):
+        with contextlib.suppress(RingleaderError), no_longer_than(time.monotonic() + _REPORT_LIMIT):
             self.store.set(self._key("failed"), json.dumps(report).encode())
             self.store.add(self._key("told"), 1)
             if self.rank == 0 and isinstance(error, Exception):  # not for Ctrl-C
@@ -134,7 +208,9 @@ class Meeting:
         late = isinstance(error, CollectiveTimeout)
         absent = isinstance(error, (CollectiveTimeout, PeerLost))  # the ranks it names will not read it
         expected = self.size - (len(getattr(error, "ranks", ())) if absent else 0)
-        for _ in backoff(time.monotonic() + (_LATE_REPORT_LIMIT if late else _REPORT_LIMIT)):
+        # Failing takes no longer than the limit of the start and a moment.
+        limit = _LATE_REPORT_LIMIT if late else min(_REPORT_LIMIT, max(_LATE_REPORT_LIMIT, self.left))
+        for _ in backoff(time.monotonic() + limit):
             if self.store.add(self._key("told"), 0) >= expected:
                 return
 

@@ -7,6 +7,7 @@ group over shared memory needs no descriptors of its own.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import threading
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringleader.errors import CollectiveTimeout, RendezvousError
+from ringleader.errors import CollectiveTimeout, RendezvousError, RingleaderError
 
 if TYPE_CHECKING:
     from ringleader._core import PeerProcess
@@ -109,10 +110,13 @@ def _check_user(sock: socket.socket) -> int:
     return int(pid)
 
 
-def exchange_arenas(socks: dict[bytes, socket.socket], timeout: float) -> None:
+def exchange_arenas(
+    socks: dict[bytes, socket.socket], timeout: float, check: Callable[[], None] = lambda: None
+) -> None:
     """Exchange arena descriptors over connected, authenticated Unix sockets, by the peer's identity; takes the sockets.
 
-    First sends to all, then receives from all, so no cycle of waiting can arise.
+    First sends to all, then receives from all, so no cycle of waiting can arise. `check` is called every quarter of a
+    second; it may raise to end the wait.
 
     Raises
     ------
@@ -130,12 +134,12 @@ def exchange_arenas(socks: dict[bytes, socket.socket], timeout: float) -> None:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             socket.send_fds(sock, [_ARENA.pack(identity, arena_size)], [arena_fd])
         for peer in list(left):
-            left[peer].settimeout(max(0.001, deadline - time.monotonic()))
+            _await_word(left[peer], deadline, check)
             fd, size = _receive_arena(left[peer], peer)
             left[peer].setblocking(False)
             _meet(peer, fd, size, left.pop(peer), pids[peer])
     except (TimeoutError, OSError) as error:
-        if isinstance(error, RendezvousError):
+        if isinstance(error, RingleaderError):
             raise
         raise RendezvousError(
             f"a peer of this host did not pass its memory on ({error}); RINGLEADER_SHM_DISABLE=1 does without"
@@ -143,6 +147,16 @@ def exchange_arenas(socks: dict[bytes, socket.socket], timeout: float) -> None:
     finally:
         for sock in left.values():
             sock.close()
+
+
+def _await_word(sock: socket.socket, deadline: float, check: Callable[[], None]) -> None:
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    while not poller.poll(250):
+        check()
+        if time.monotonic() >= deadline:
+            raise TimeoutError("it did not answer in time")
+    sock.setblocking(False)
 
 
 def _receive_arena(sock: socket.socket, expected: bytes) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ringleader import algorithms, errors, tune
@@ -57,7 +58,9 @@ def init(
     InvalidArgument
         Contradictory, incomplete or unknown settings.
     RendezvousError, CollectiveTimeout
-        The ranks did not meet; the message names those that are missing.
+        The ranks did not meet; the message names those that are missing, or the process that has this rank already.
+    PeerLost
+        A rank died during the start; the message names it.
 
     Examples
     --------
@@ -75,9 +78,11 @@ def init(
     if master_addr is None and master_port is not None:
         raise errors.InvalidArgument(f"master_port={master_port} is given without master_addr; give both")
     address = None if master_addr is None else format_hostport(master_addr, master_port or DEFAULT_PORT)
+    deadline = time.monotonic() + config.store_timeout
     job = open_job(rank, size, address=address, store=store, secret=secret, config=config)
     try:
-        group = connect(job, "world", job.rank, job.size, config.store_timeout, config.timeout)
+        left = max(0.0, deadline - time.monotonic())
+        group = connect(job, "world", job.rank, job.size, left, config.timeout)
         return Communicator(job, group, "world")
     except BaseException:
         job.close()

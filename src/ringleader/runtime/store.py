@@ -5,14 +5,47 @@ The project's own stores are in `tcpstore.py` (authenticated) and `filestore.py`
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from ringleader.errors import CollectiveTimeout, RendezvousError
 
-__all__ = ["LocalStore", "PrefixStore", "Store", "StoreLost", "TorchStore", "backoff", "ranks_text", "wait_for_ranks"]
+__all__ = [
+    "LocalStore",
+    "PrefixStore",
+    "Store",
+    "StoreLost",
+    "TorchStore",
+    "backoff",
+    "leave_word",
+    "no_longer_than",
+    "ranks_text",
+    "seconds_left",
+    "wait_for_ranks",
+]
+
+_until: ContextVar[float | None] = ContextVar("ringleader_store_until", default=None)
+
+
+@contextlib.contextmanager
+def no_longer_than(deadline: float) -> Iterator[None]:
+    """Requests in this block end by then (`time.monotonic()`), also those that have no limit of their own."""
+    outer = _until.get()
+    token = _until.set(deadline if outer is None else min(deadline, outer))
+    try:
+        yield
+    finally:
+        _until.reset(token)
+
+
+def seconds_left(most: float) -> float:
+    """Seconds that a request may take: `most`, or less in a block of `no_longer_than`; never nothing at all."""
+    until = _until.get()
+    return most if until is None else min(most, max(0.1, until - time.monotonic()))
 
 
 class StoreLost(RendezvousError):
@@ -44,6 +77,12 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give back what this process holds of the store. Idempotent."""
+
+
+def leave_word(store: Store, key: str, value: bytes) -> bool:
+    """Have `value` appended to a key when this process ends without having closed the store; false if it cannot."""
+    able = getattr(store, "leave_word", None)
+    return able is not None and able(key, value) is not False
 
 
 def backoff(deadline: float, first: float = 0.0005, longest: float = 0.05) -> Iterator[None]:
@@ -94,7 +133,7 @@ def wait_for_ranks(
     timeout
         Seconds for all together.
     check
-        Called at least every half second; may raise to end the wait.
+        Called at least every quarter of a second; may raise to end the wait.
     what
         What the ranks are expected at, for the message.
     limit
@@ -113,7 +152,7 @@ def wait_for_ranks(
         while rank not in found:
             left = deadline - time.monotonic()
             try:
-                found[rank] = store.get(key(rank), max(0.0, min(0.5, left)))
+                found[rank] = store.get(key(rank), max(0.0, min(0.25, left)))
             except CollectiveTimeout:
                 if check is not None:
                     check()
@@ -189,6 +228,10 @@ class PrefixStore:
     def delete(self, key: str) -> None:
         """See `Store`."""
         self.store.delete(f"{self.prefix}/{key}")
+
+    def leave_word(self, key: str, value: bytes) -> bool:
+        """See the function of this name."""
+        return leave_word(self.store, f"{self.prefix}/{key}", value)
 
     def close(self) -> None:
         """See `Store`."""

@@ -6,7 +6,9 @@ Every connection first proves that it knows the secret (`handshake.py`). Then re
     answer   u32 length, u8 status, value
 
 The server is one thread with a selector. A `get` of a missing key parks the connection until the key is set; the limit
-is the client's business, which leaves by closing the connection.
+is the client's business, which sends `CANCEL`: a parked connection then gets `MISSING`, otherwise the value is on its
+way already. What a client has left with `WILL` is appended to the key when its connection ends, unless it has taken it
+back before, by a `WILL` of no bytes: so those that wait learn that a process is gone.
 
 Invariants. Whatever one connection does, the server and all other connections go on: every step of a connection is
 guarded as a whole, and what ends it ends it alone. What strangers hold is bounded in number, bytes and time
@@ -47,13 +49,16 @@ GROUP = "store"
 LENGTH = struct.Struct("!I")
 REQUEST = struct.Struct("!BH")
 INT = struct.Struct("!q")
-SET, GET, TRY, ADD, DELETE = range(1, 6)
+SET, GET, TRY, ADD, DELETE, CANCEL, WILL = range(1, 8)
 # BAD and FULL carry the reason as text.
 OK, MISSING, BAD, FULL = range(4)
 MAX_KEY = 1024
 MAX_VALUE = 16 << 20
 MAX_STORE = 256 << 20
 
+_CANCEL = LENGTH.pack(REQUEST.size) + REQUEST.pack(CANCEL, 0)
+
+_MAX_WILL = 4096
 _MAX_FRAME = MAX_VALUE + MAX_KEY + REQUEST.size
 _MAX_INT = (1 << 63) - 1
 _ENTRY = 256  # bytes that an entry takes beside its key and value, about
@@ -112,6 +117,7 @@ class _Connection:
         self.incoming = bytearray()
         self.outgoing: list[memoryview] = []
         self.parked: str | None = None
+        self.will: tuple[str, bytes] | None = None
         self.open = True
         self.events = 0  # for which the selector watches it; 0: it does not know it
 
@@ -197,6 +203,7 @@ class StoreEngine:
     def close(self) -> None:
         """Drop all connections."""
         for connection in list(self._connections):
+            connection.will = None  # it is the server that leaves
             self._drop(connection)
         self._selector.close()
 
@@ -209,17 +216,29 @@ class StoreEngine:
         connection.open = False
         if why is not None:
             logger("NET").debug("store: dropped a connection from %s: it %s", connection.peer, why)
-        if connection.parked is not None:
-            waiting = self._waiting[connection.parked]
-            del waiting[connection]
-            if not waiting:
-                del self._waiting[connection.parked]
+        self._unpark(connection)
         self._lobby.leave(connection)
         self._connections.discard(connection)
         with contextlib.suppress(KeyError):  # not there any more, if watching it differently failed
             if connection.events:
                 self._selector.unregister(connection.sock)
         connection.sock.close()
+        if connection.will is not None:
+            (key, value), connection.will = connection.will, None
+            value = (self._values.get(key) or b"") + value
+            if len(value) <= MAX_VALUE and (refusal := self._put(key, value)) is not None:
+                logger("NET").error("store: cannot tell that rank %s is gone: %s", connection.rank, refusal)
+
+    def _unpark(self, connection: _Connection) -> bool:
+        """Let it wait no longer; whether it did."""
+        if connection.parked is None:
+            return False
+        waiting = self._waiting[connection.parked]
+        del waiting[connection]
+        if not waiting:
+            del self._waiting[connection.parked]
+        connection.parked = None
+        return True
 
     def _step(self, connection: _Connection) -> None:
         """Serve what a connection is ready for; whatever goes wrong ends this connection, and nothing else."""
@@ -251,8 +270,12 @@ class StoreEngine:
         if handshake.advance():
             connection.handshake, connection.rank = None, handshake.result.rank
             self._lobby.leave(connection)
-            with contextlib.suppress(OSError):  # a socket of another family has no such option
+            with contextlib.suppress(OSError):  # a socket of another family has no such options
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # Half a minute after a host has vanished without a word its connections end, and so tell of its ranks.
+                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+                    connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
             self._watch(connection)
         else:
             if handshake.heard != heard:
@@ -300,7 +323,14 @@ class StoreEngine:
     def _answer_all(self, connection: _Connection) -> None:
         """Answer complete requests in order, one at a time."""
         incoming = connection.incoming
-        while not connection.outgoing and connection.parked is None and len(incoming) >= LENGTH.size:
+        while not connection.outgoing and len(incoming) >= LENGTH.size:
+            if connection.parked is not None:
+                if not incoming.startswith(_CANCEL):
+                    break
+                self._unpark(connection)
+                _reply(connection, MISSING)
+                del incoming[: len(_CANCEL)]
+                break
             (length,) = LENGTH.unpack_from(incoming)
             if not REQUEST.size <= length <= _MAX_FRAME:
                 raise ValueError(f"a frame of {length} bytes")
@@ -309,7 +339,7 @@ class StoreEngine:
             frame = bytes(incoming[LENGTH.size : LENGTH.size + length])
             del incoming[: LENGTH.size + length]
             self._answer(connection, frame)
-        if connection.parked is not None and incoming:
+        if connection.parked is not None and not _CANCEL.startswith(incoming):
             raise ValueError("a request while another was waiting")
 
     def _answer(self, connection: _Connection, frame: bytes) -> None:
@@ -335,6 +365,11 @@ class StoreEngine:
         elif operation == DELETE:
             self._values.delete(key)
             _reply(connection, OK)
+        elif operation == WILL and len(argument) <= _MAX_WILL:
+            connection.will = (key, argument) if argument else None
+            _reply(connection, OK)
+        elif operation == CANCEL:
+            pass  # the value was faster
         else:
             raise ValueError(f"operation {operation} with {len(argument)} bytes")
 
@@ -351,10 +386,15 @@ class StoreEngine:
         self._set(connection, key, new, new)
 
     def _set(self, connection: _Connection, key: str, value: bytes, answer: bytes = b"") -> None:
-        if (refusal := self._values.set(key, value)) is not None:
+        if (refusal := self._put(key, value)) is not None:
             _reply(connection, FULL, refusal.encode())
-            return
-        _reply(connection, OK, answer)
+        else:
+            _reply(connection, OK, answer)
+
+    def _put(self, key: str, value: bytes) -> str | None:
+        """Set a key and answer those that wait for it; or the reason why there is no room."""
+        if (refusal := self._values.set(key, value)) is not None:
+            return refusal
         for waiting in self._waiting.pop(key, ()):
             waiting.parked = None
             try:
@@ -363,6 +403,7 @@ class StoreEngine:
             except Exception:  # its trouble is not that of who sets the key
                 logger("NET").exception("store: dropped a connection from %s", waiting.peer)
                 self._drop(waiting)
+        return None
 
 
 def _reply(connection: _Connection, status: int, value: bytes = b"") -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
+import select
 import socket
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 from ringleader.errors import ClosedError, CollectiveTimeout, RendezvousError
@@ -20,10 +23,11 @@ from ringleader.runtime.handshake import (
     converse,
     initiating,
 )
-from ringleader.runtime.store import StoreLost
+from ringleader.runtime.store import StoreLost, seconds_left
 from ringleader.runtime.storeserver import (
     ADD,
     BAD,
+    CANCEL,
     DELETE,
     FULL,
     GET,
@@ -33,9 +37,11 @@ from ringleader.runtime.storeserver import (
     MAX_KEY,
     MAX_VALUE,
     MISSING,
+    OK,
     REQUEST,
     SET,
     TRY,
+    WILL,
 )
 
 __all__ = ["TcpStoreClient"]
@@ -82,9 +88,13 @@ class TcpStoreClient:
         self._key = None if callable(secret) else secret
         self._rank = rank
         self._idle: list[socket.socket] = []
+        self._will: socket.socket | None = None
         self._closed = False
+        self._met = False
         self._pid = os.getpid()
         self._idle.append(self._connect(timeout))
+        self._met = True
+        _clients.add(self)
 
     @property
     def key(self) -> bytes:
@@ -131,6 +141,8 @@ class TcpStoreClient:
                     raise
                 except OSError as error:
                     reason = str(error)
+                    if self._met and isinstance(error, ConnectionRefusedError):
+                        raise self._lost(error) from error  # it was there: nobody listens any more
             if time.monotonic() >= deadline:
                 raise RendezvousError(
                     f"rank {self._rank} could not reach the store at {self._where} within {timeout:.1f} s ({reason}); "
@@ -150,7 +162,7 @@ class TcpStoreClient:
             secret = self._find if callable(self._secret) else self._secret
             steps = initiating(secret, Hello(Purpose.STORE, GROUP, self._rank), -1, self._key)
             try:
-                converse(sock, steps, time.monotonic() + _ANSWER_LIMIT)
+                converse(sock, steps, time.monotonic() + seconds_left(_ANSWER_LIMIT))
             except TimeoutError:
                 raise RendezvousError(
                     f"{format_hostport(host, self._port)} is busy: somebody listens there who does not answer as a "
@@ -161,33 +173,16 @@ class TcpStoreClient:
             sock.close()
             raise
 
+    def _lost(self, error: Exception) -> StoreLost:
+        return StoreLost(
+            f"lost the store at {self._where} ({error}); did the process that serves it (rank 0) end?", (0,)
+        )
+
     def _request(self, operation: int, key: str, argument: bytes = b"", timeout: float | None = None) -> bytes | None:
-        """Send one request; None if the key is missing. A connection that fails or is left waiting is closed."""
-        name = key.encode()
-        if len(name) > MAX_KEY or len(argument) > MAX_VALUE:
-            raise ValueError(
-                f"key of {len(name)} bytes (limit {MAX_KEY}), value of {len(argument)} (limit {MAX_VALUE})"
-            )
-        body = REQUEST.pack(operation, len(name)) + name + argument
+        """The answer; None if the key is missing, for `timeout` seconds. A connection that fails is closed."""
         sock = self._borrow()
         try:
-            sock.settimeout(_REQUEST_LIMIT)
-            sock.sendall(LENGTH.pack(len(body)) + body)
-            deadline = None if timeout is None else time.monotonic() + timeout
-            (length,) = LENGTH.unpack(_receive(sock, LENGTH.size, deadline))
-            if not 1 <= length <= 1 + MAX_VALUE:
-                raise EOFError(f"it sent an answer of {length} bytes")
-            answer = _receive(sock, length, time.monotonic() + _REQUEST_LIMIT)
-        except TimeoutError:
-            sock.close()
-            if timeout is None:
-                raise RendezvousError(f"the store at {self._where} does not answer") from None
-            raise CollectiveTimeout(f"key {key!r} was not set within {timeout:.1f} s") from None
-        except (OSError, EOFError) as error:
-            sock.close()
-            raise StoreLost(
-                f"lost the store at {self._where} ({error}); did the process that serves it (rank 0) end?", (0,)
-            ) from error
+            answer = self._ask(sock, operation, key, argument, timeout)
         except BaseException:
             sock.close()
             raise
@@ -198,14 +193,38 @@ class TcpStoreClient:
             raise RendezvousError(f"the store at {self._where} is full: {answer[1:].decode()}")
         return None if answer[0] == MISSING else answer[1:]
 
+    def _ask(
+        self, sock: socket.socket, operation: int, key: str, argument: bytes, timeout: float | None = None
+    ) -> bytes:
+        name = key.encode()
+        if len(name) > MAX_KEY or len(argument) > MAX_VALUE:
+            raise ValueError(
+                f"key of {len(name)} bytes (limit {MAX_KEY}), value of {len(argument)} (limit {MAX_VALUE})"
+            )
+        body = REQUEST.pack(operation, len(name)) + name + argument
+        try:
+            sock.settimeout(seconds_left(_REQUEST_LIMIT))
+            sock.sendall(LENGTH.pack(len(body)) + body)
+            if timeout is not None and not _readable(sock, timeout):
+                # The answer is the value if that was faster, else that there is none: the connection stays in order.
+                sock.sendall(_word(CANCEL))
+            (length,) = LENGTH.unpack(_receive(sock, LENGTH.size))
+            if not 1 <= length <= 1 + MAX_VALUE:
+                raise EOFError(f"it sent an answer of {length} bytes")
+            return _receive(sock, length)
+        except TimeoutError:
+            raise RendezvousError(
+                f"the store at {self._where} does not answer; is the process that serves it stopped, or its host gone?"
+            ) from None
+        except (OSError, EOFError) as error:
+            raise self._lost(error) from error
+
     def _borrow(self) -> socket.socket:
         if self._closed:
             raise ClosedError("the store was closed")
-        if self._pid != os.getpid():  # the parent's connections are not a forked child's to use
-            self._idle, self._pid = [], os.getpid()
         with contextlib.suppress(IndexError):
             return self._idle.pop()
-        return self._connect(_REQUEST_LIMIT)
+        return self._connect(seconds_left(_REQUEST_LIMIT))
 
     def _give_back(self, sock: socket.socket) -> None:
         if self._idle or self._closed:
@@ -236,17 +255,66 @@ class TcpStoreClient:
         """See `Store`."""
         self._request(DELETE, key)
 
+    def leave_word(self, key: str, value: bytes) -> None:
+        """Have `value` appended to a key when this process is gone without having closed the client. Once.
+
+        The word hangs on a connection of its own, which nothing but the end of this process closes: a request that is
+        interrupted closes the connection that it uses.
+        """
+        sock = self._connect(seconds_left(_REQUEST_LIMIT))
+        try:
+            answer = self._ask(sock, WILL, key, value)
+            if answer[0] != OK:
+                raise RendezvousError(f"the store at {self._where} refused a word for later: {answer[1:].decode()}")
+        except BaseException:
+            sock.close()
+            raise
+        self._will = sock
+
     def close(self) -> None:
         """See `Store`."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+        if self._will is not None:
+            with contextlib.suppress(OSError):  # without an answer: its end follows at once
+                self._will.send(_word(WILL))
+            self._will.close()
+
+    def _disown(self) -> None:
+        """In a forked child: the connections are the parent's, whose death must be noticed while the child lives."""
+        for sock in (*self._idle, self._will):
+            if sock is not None:
+                sock.close()
+        self._idle, self._will, self._pid = [], None, os.getpid()
 
 
-def _receive(sock: socket.socket, count: int, deadline: float | None) -> bytes:
-    """Exactly `count` bytes. A deadline of None is a generous one: the server answers at once."""
+_clients: weakref.WeakSet[TcpStoreClient] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for client in list(_clients):
+        client._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def _word(operation: int) -> bytes:
+    """A request of nothing but its operation."""
+    return LENGTH.pack(REQUEST.size) + REQUEST.pack(operation, 0)
+
+
+def _readable(sock: socket.socket, timeout: float) -> bool:
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(math.ceil(1000 * seconds_left(timeout))))
+
+
+def _receive(sock: socket.socket, count: int) -> bytes:
+    """Exactly `count` bytes. The server answers at once, so the limit is a generous one."""
     data = bytearray()
-    deadline = time.monotonic() + _REQUEST_LIMIT if deadline is None else deadline
+    deadline = time.monotonic() + seconds_left(_REQUEST_LIMIT)
     while len(data) < count:
         left = deadline - time.monotonic()
         if left <= 0:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,11 +24,12 @@ from ringleader.runtime.communicator import CLOSE_LIMIT, Communicator
 from ringleader.runtime.config import Config
 from ringleader.runtime.groups import connect
 from ringleader.runtime.job import Job, open_job
+from ringleader.runtime.shrink import describe_loss
 from ringleader.runtime.store import LocalStore
 from ringleader.torch import channel, collectives, exchange, futures, profiling, registered, sparse, tensors, work
 from ringleader.torch.channel import Channel
 from ringleader.torch.collectives import Collectives
-from ringleader.torch.devices.detour import detour_for
+from ringleader.torch.devices.detour import detour_for, facts
 from ringleader.torch.devices.device import kinds
 from ringleader.torch.devices.pump import pumping
 from ringleader.torch.dynamo import skip_frames
@@ -73,9 +75,11 @@ class Group(Collectives):
         hosts: Sequence[int] | None = None,
     ) -> None:
         self._rank, self._size, self._store = rank, size, store
+        self._ranks = list(ranks)
         self._group_name, self._group_desc = name, ""
         self._timeout = timeout.total_seconds()
         config = Config.from_environment(None, **settings)
+        deadline = time.monotonic() + self._timeout
         self._job: Job = open_job(
             rank, size, store=LocalStore() if size == 1 else store, config=config, timeout=self._timeout
         )
@@ -83,8 +87,8 @@ class Group(Collectives):
         self._title = f"process group {name}{members}"
         self._devices = kinds()
         try:
-            self._main = self._form(self._title)
-            self._detour = detour_for(self, config, hosts)
+            self._main, told = self._form(self._title, deadline, facts(config))
+            self._detour = detour_for(self, config, hosts, told)
         except BaseException:
             self._job.close()
             raise
@@ -98,9 +102,25 @@ class Group(Collectives):
         self._coalescing: list[RingleaderWork] | None = None
         self._monitored = 0
 
-    def _form(self, name: str) -> Channel:
-        group = connect(self._job, name, self._rank, self._size, self._timeout, self._timeout)
-        return Channel(Communicator(self._job, group, name))
+    def _form(self, name: str, deadline: float | None = None, extra: Any = None) -> tuple[Channel, list[Any]]:
+        """A communicator of this group, and what the ranks told one another."""
+        limit = self._timeout if deadline is None else max(0.0, deadline - time.monotonic())
+        group = connect(self._job, name, self._rank, self._size, limit, self._timeout, self._watch(), extra=extra)
+        return Channel(Communicator(self._job, group, name)), group.extras
+
+    def _watch(self) -> Callable[[], None] | None:
+        """Raises if the group of all knows that a member is dead: it has connections with ranks of other hosts."""
+        world = c10d.GroupMember.WORLD
+        if not isinstance(world, Group) or world is self:
+            return None
+        ranks = self._ranks or list(range(self._size))
+        comm = world.communicator
+
+        def watch() -> None:
+            if lost := [rank for rank in comm.lost_ranks if rank in ranks]:
+                raise errors.PeerLost(f"{describe_loss(lost, comm._names)} died", [ranks.index(rank) for rank in lost])
+
+        return watch
 
     def _channel(self) -> Channel:
         """The communicator for the calling thread: callbacks of futures have their own, see `futures`."""
@@ -111,7 +131,7 @@ class Group(Collectives):
         if side is None:
             with self._sides_lock:
                 if (side := self._sides.get(owner)) is None:
-                    side = self._sides[owner] = self._form(f"{self._title}, callbacks of {owner}")
+                    side = self._sides[owner] = self._form(f"{self._title}, callbacks of {owner}")[0]
         return side
 
     def make_side(self, purpose: str) -> Channel:
@@ -121,7 +141,7 @@ class Group(Collectives):
         """
         number = self._made[purpose]
         self._made[purpose] += 1
-        side = self._form(f"{self._title}, {purpose} {number}")
+        side, _ = self._form(f"{self._title}, {purpose} {number}")
         self._lent.add(side)
         return side
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +27,7 @@ from ringleader.torch.futures import callback_owner, tensors_in
 from ringleader.torch.tensors import direct
 from ringleader.torch.work import CompositeWork, RingleaderWork
 
-__all__ = ["SEGMENTED", "Detour", "detour_for"]
+__all__ = ["SEGMENTED", "Detour", "detour_for", "facts"]
 
 SEGMENTED: Final = frozenset({"allreduce", "average", "broadcast", "reduce"})
 """Operations on each element by itself: one tensor may be cut anywhere."""
@@ -36,7 +35,12 @@ SEGMENTED: Final = frozenset({"allreduce", "average", "broadcast", "reduce"})
 _lock = threading.Lock()
 
 
-def detour_for(group: Any, config: Config, hosts: Sequence[int] | None) -> Detour | None:
+def facts(config: Config) -> list[int]:
+    """What a rank tells the others when the group is formed, see `detour_for`."""
+    return [bool(kinds()), config.device_segment, config.inside != "off"]
+
+
+def detour_for(group: Any, config: Config, hosts: Sequence[int] | None, told: Sequence[Sequence[int]]) -> Detour | None:
     """The group's detour; None where no rank has devices, and no other backend is inside. Every rank calls it.
 
     Parameters
@@ -47,21 +51,21 @@ def detour_for(group: Any, config: Config, hosts: Sequence[int] | None) -> Detou
         This rank's settings. Of the ranks' sizes of segments the group uses the least.
     hosts
         See `Hierarchy`.
+    told
+        The `facts` of all ranks. They came when the group was formed, not by an operation on it: who has formed it may
+        leave or abort it at once, and the others must form it all the same.
     """
     comm = group.communicator
-    wanted = config.inside != "off"
-    mine = np.array([bool(kinds()), config.device_segment, wanted], np.int64)
-    told = comm.all_gather(mine).reshape(comm.size, 3) if comm.size > 1 else mine.reshape(1, 3)
-    if len(set(told[:, 2])) > 1:
+    without = [rank for rank, (_, _, inside) in enumerate(told) if not inside]
+    if 0 < len(without) < comm.size:
         raise errors.InvalidArgument(
-            f"inside (RINGLEADER_INSIDE) is off on ranks {np.flatnonzero(told[:, 2] == 0).tolist()} and on elsewhere; "
-            "give it on all ranks or on none"
+            f"inside (RINGLEADER_INSIDE) is off on ranks {without} and on elsewhere; give it on all ranks or on none"
         )
-    segment = int(told[:, 1].min())
+    segment = min(segment for _, segment, _ in told)
     hierarchy = None
-    if wanted and len(set(comm.nodes if hosts is None else hosts)) < comm.size:
+    if not without and len(set(comm.nodes if hosts is None else hosts)) < comm.size:
         hierarchy = Hierarchy(comm, group._store, config.inside, hosts, segment)
-    return Detour(group, segment, hierarchy) if told[:, 0].any() or hierarchy is not None else None
+    return Detour(group, segment, hierarchy) if any(device for device, _, _ in told) or hierarchy is not None else None
 
 
 class _Step(NamedTuple):
