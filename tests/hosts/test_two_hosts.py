@@ -120,3 +120,19 @@ def test_an_explicit_wrong_interface_is_an_error_not_a_hang(hosts: Hosts) -> Non
         assert code != 0
         assert "nope0" in err
         assert "eth0" in err  # the interfaces that there are
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_two_hosts_without_a_secret_are_refused_unless_that_is_asked_for(hosts: Hosts, insecure: bool) -> None:
+    script = "import numpy as np, ringleader as rl\nwith rl.init() as c: print(c.all_reduce(np.ones(1))[0])"
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts.address(0), "MASTER_PORT": "29651"}
+    if insecure:
+        common["RINGLEADER_INSECURE"] = "1"
+    zero, one = (hosts.start(rank, script, env={**common, "RANK": str(rank)}) for rank in range(2))
+    out, err = one.communicate(timeout=100)
+    if insecure:
+        assert out == "2.0\n" and zero.communicate(timeout=100)[0] == "2.0\n", err
+        return
+    zero.kill()
+    zero.communicate()
+    assert one.returncode != 0 and "another host" in err and "RINGLEADER_SECRET_FILE" in err, err
