@@ -10,7 +10,8 @@
 // natural  block of 512: one byte, the biased exponent of the largest magnitude (255: not finite), then sign and exponent in one byte, relative
 //          to it; rounded at random between the neighbouring powers of two (Horvath et al. 2019).
 //
-// A block with an infinity or NaN arrives as NaN; a block of zeros as zeros; one whose largest magnitude is below 1e-36 as zeros (int4, qsgd).
+// A block with an infinity or NaN arrives as NaN; a block of zeros as zeros; one whose largest magnitude is below 2^-118 as zeros (int4, qsgd).
+// In the mean of onebit magnitudes below 2^-114 count as zeros. Subnormal numbers, equal and zero elements take no longer than others.
 // Randomness is a hash of (seed, index of the element), so it is the same wherever it is drawn.
 #pragma once
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "compress/table.hpp"
+#include "wire/small.hpp"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -79,6 +80,7 @@ inline float get_float(const uint8_t* src) {
 
 constexpr size_t kOneBitBlock = 2048;
 constexpr float kShrink = 0x1p-12F;  // sums of a block's magnitudes cannot overflow
+constexpr int kSmallestCounted = -114;  // shrunk it is still a normal number; less counts as zero
 
 inline size_t onebit_bytes(size_t n) { return 4 + (n + 7) / 8; }
 
@@ -101,7 +103,9 @@ inline void encode_signs(uint8_t* out, const float* src, size_t n) {
 
 void encode_onebit(uint8_t* dst, const float* src, size_t n, uint32_t, uint32_t) {
   over_blocks<kOneBitBlock>(n, onebit_bytes, [&](size_t at, size_t in, size_t m) {
-    const float sum = lane_sum(src + at, m, [](float x) { return from_bits(bits_of(x) & kMagnitude) * kShrink; });
+    const float sum = lane_sum(src + at, m, [](float x) {
+      return small::at_least(from_bits(bits_of(x) & kMagnitude), small::power_bits(kSmallestCounted)) * kShrink;
+    });
     float mean = sum / static_cast<float>(m) / kShrink;
     if ((bits_of(mean) & kMagnitude) >= kInfinityBits) mean = from_bits(kNanBits);
     put_float(dst + in, mean);
@@ -139,7 +143,7 @@ void decode_onebit(float* dst, const uint8_t* src, size_t n) {
 
 // ---- uniform steps: int4 and QSGD
 
-constexpr float kTiny = 1e-36F;  // below it a unit's inverse could overflow
+constexpr float kTiny = 0x1p-118F;  // below it a unit could be a subnormal number, and its inverse overflow
 
 template <int kBits>
 inline size_t packed_bytes(size_t n) {
@@ -177,35 +181,41 @@ inline void unpack(float* out, const uint8_t* in, float unit, size_t n) {
   }
 }
 
-// The block's unit: 0 for a block of zeros (or nearly), NaN if an element is not finite.
+// The unit of a block whose largest magnitude is given.
 template <int kBits, bool kNorm>
-inline float unit_of(const float* src, size_t n) {
+inline float unit_of(const float* src, size_t n, float magnitude) {
   constexpr float kLevels = static_cast<float>((1 << (kBits - 1)) - 1);
-  const uint32_t largest = largest_magnitude(src, n);
-  if (largest >= kInfinityBits) return from_bits(kNanBits);
-  const float magnitude = from_bits(largest);
-  if (magnitude < kTiny) return 0.0F;
   if constexpr (!kNorm) return magnitude / kLevels;
   const float inverse = 1.0F / magnitude;
-  const float sum = lane_sum(src, n, [inverse](float x) { return x * inverse * (x * inverse); });
+  // Squares of what is 2^-60 of the largest are below half a unit in the last place of the sum, which is at least 1.
+  const uint32_t least = bits_of(magnitude) - (60U << 23);
+  const float sum = lane_sum(src, n, [inverse, least](float x) {
+    const float part = small::at_least(x, least) * inverse;
+    return part * part;
+  });
   const float norm = magnitude * __builtin_sqrtf(sum);
   return (bits_of(norm) < kInfinityBits ? norm : magnitude) / kLevels;
 }
 
+// Rounded at random, x / unit + u truncates as 0 + u does where |x| < 2^-26 unit (the sum has 24 bits, and kBias in front); rounded to
+// nearest where |x| < unit / 4. There x counts as 0, because it may be or give a subnormal number.
 template <int kBits, bool kRandom>
-inline void quantise(uint8_t* __restrict q, const float* __restrict src, size_t n, float inverse, uint32_t seed, uint32_t first) {
+inline void quantise(uint8_t* __restrict q, const float* __restrict src, size_t n, float unit, uint32_t seed, uint32_t first) {
   constexpr int32_t kBias = 1 << (kBits - 1);
   constexpr int32_t kLevels = kBias - 1;
+  const float inverse = 1.0F / unit;
+  const uint32_t least = bits_of(unit) - ((kRandom ? 26U : 2U) << 23);
   for (size_t i = 0; i < n; ++i) {
+    const float part = small::at_least(src[i], least) * inverse;
     int32_t value;
     if constexpr (kRandom) {
       // floor(x / unit + u), u uniform in [0, 1); positive before the conversion, which truncates.
       const uint32_t random = hash(seed ^ (first + static_cast<uint32_t>(i)));
       const float u = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24F;
-      value = static_cast<int32_t>(src[i] * inverse + static_cast<float>(kBias) + u) - kBias;
+      value = static_cast<int32_t>(part + static_cast<float>(kBias) + u) - kBias;
     } else {
       constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: rounds to an integer, which is left in the low bits
-      value = static_cast<int32_t>(bits_of(src[i] * inverse + kRound)) - 0x4b400000;
+      value = static_cast<int32_t>(bits_of(part + kRound)) - 0x4b400000;
     }
     value = value < -kLevels ? -kLevels : value;
     value = value > kLevels ? kLevels : value;
@@ -213,16 +223,24 @@ inline void quantise(uint8_t* __restrict q, const float* __restrict src, size_t 
   }
 }
 
+// A unit of 0 stands for a block of zeros (or nearly), NaN for one with an element that is not finite.
 template <int kBits, size_t kBlock, bool kRandom, bool kNorm>
 void encode_uniform(uint8_t* dst, const float* src, size_t n, uint32_t seed, uint32_t first) {
   over_blocks<kBlock>(n, [](size_t m) { return 4 + packed_bytes<kBits>(m); }, [&](size_t at, size_t in, size_t m) {
-    const float unit = unit_of<kBits, kNorm>(src + at, m);
-    put_float(dst + in, unit);
+    const uint32_t largest = largest_magnitude(src + at, m);
     uint8_t q[kBlock + 8];
-    if (!(unit > 0.0F)) {
+    if (largest >= kInfinityBits || from_bits(largest) < kTiny) {
+      put_float(dst + in, largest >= kInfinityBits ? from_bits(kNanBits) : 0.0F);
       std::memset(q, 1 << (kBits - 1), m);  // zeros
     } else {
-      quantise<kBits, kRandom>(q, src + at, m, 1.0F / unit, seed, first + static_cast<uint32_t>(at));
+      const bool small_block = small::is_small(largest);
+      float lifted[kBlock];
+      if (small_block) small::lift(lifted, src + at, m);
+      const float* values = small_block ? lifted : src + at;
+      const float magnitude = small_block ? from_bits(largest) * 0x1p64F : from_bits(largest);
+      const float unit = unit_of<kBits, kNorm>(values, m, magnitude);
+      put_float(dst + in, small_block ? unit * 0x1p-64F : unit);
+      quantise<kBits, kRandom>(q, values, m, unit, seed, first + static_cast<uint32_t>(at));
     }
     std::memset(q + m, 0, 8);
     pack<kBits>(dst + in + 4, q, m);
@@ -285,11 +303,36 @@ void decode_natural(float* dst, const uint8_t* src, size_t n) {
 // ---- elementwise
 
 void multiply(float* out, const float* x, float factor, size_t n) {
-  for (size_t i = 0; i < n; ++i) out[i] = x[i] * factor;
+  constexpr size_t kRun = 512;
+  for (size_t at = 0; at < n; at += kRun) {
+    const size_t m = n - at < kRun ? n - at : kRun;
+    if (small::has_subnormal_products(x + at, factor, m))
+      small::multiply_subnormal(out + at, x + at, factor, m);
+    else
+      for (size_t i = at; i < at + m; ++i) out[i] = x[i] * factor;
+  }
+}
+
+// f(place, elements, x * factor) for runs of x.
+template <class F>
+inline void over_products(const float* x, float factor, size_t n, F f) {
+  constexpr size_t kRun = 512;
+  float products[kRun];
+  for (size_t at = 0; at < n; at += kRun) {
+    const size_t m = n - at < kRun ? n - at : kRun;
+    multiply(products, x + at, factor, m);
+    f(at, m, products);
+  }
 }
 
 void residual(float* e, const float* y, const float* sent, float factor, size_t n) {
-  for (size_t i = 0; i < n; ++i) e[i] = finite_or_zero(y[i] - sent[i] * factor);
+  if (factor == 1.0F) {
+    for (size_t i = 0; i < n; ++i) e[i] = finite_or_zero(y[i] - sent[i]);
+    return;
+  }
+  over_products(sent, factor, n, [&](size_t at, size_t m, const float* products) {
+    for (size_t i = 0; i < m; ++i) e[at + i] = finite_or_zero(y[at + i] - products[i]);
+  });
 }
 
 void add(float* out, const float* a, const float* b, size_t n) {
@@ -297,7 +340,9 @@ void add(float* out, const float* a, const float* b, size_t n) {
 }
 
 void scaled_add(float* out, const float* a, float scale, const float* b, size_t n) {
-  for (size_t i = 0; i < n; ++i) out[i] = a[i] * scale + b[i];
+  over_products(a, scale, n, [&](size_t at, size_t m, const float* products) {
+    for (size_t i = 0; i < m; ++i) out[at + i] = products[i] + b[at + i];
+  });
 }
 
 void clean(float* x, size_t n) {
@@ -342,6 +387,51 @@ size_t collect(const float* x, size_t n, uint32_t least, uint32_t* index, size_t
   return found < room ? found : room;
 }
 
+Tally tally(const float* x, size_t n, uint32_t bits) {
+  constexpr size_t kRun = 1U << 20;  // counts of a run fit in 32 bits, which are as wide as what is compared
+  const auto bound = static_cast<int32_t>(bits);
+  Tally all{0, 0};
+  for (size_t at = 0; at < n; at += kRun) {
+    const size_t end = n - at < kRun ? n : at + kRun;
+    int32_t greater = 0, equal = 0;
+    for (size_t i = at; i < end; ++i) {
+      const auto value = static_cast<int32_t>(bits_of(x[i]) & kMagnitude);
+      greater += value > bound ? 1 : 0;
+      equal += value == bound ? 1 : 0;
+    }
+    all.greater += static_cast<size_t>(greater);
+    all.equal += static_cast<size_t>(equal);
+  }
+  return all;
+}
+
+size_t collect_ties(const float* x, size_t n, uint32_t bits, size_t ties, uint32_t* index, size_t room) {
+  const auto bound = static_cast<int32_t>(bits);
+  size_t found = 0, i = 0;
+  while (i < n && ties > 0 && found < room) {
+    const size_t end = n - i < 16 ? n : i + 16;
+    int32_t largest = 0;
+    for (size_t j = i; j < end; ++j) {
+      const auto value = static_cast<int32_t>(bits_of(x[j]) & kMagnitude);
+      largest = value > largest ? value : largest;
+    }
+    if (largest < bound) {
+      i = end;
+      continue;
+    }
+    for (; i < end && ties > 0 && found < room; ++i) {
+      const auto value = static_cast<int32_t>(bits_of(x[i]) & kMagnitude);
+      if (value < bound) continue;
+      index[found++] = static_cast<uint32_t>(i);
+      ties -= value == bound ? 1 : 0;
+    }
+  }
+  if (found == room || bits == kMagnitude) return found;
+  const size_t more = collect(x + i, n - i, bits + 1, index + found, room - found);
+  for (size_t j = 0; j < more; ++j) index[found + j] += static_cast<uint32_t>(i);
+  return found + more;
+}
+
 }  // namespace
 }  // namespace ringleader::compress
 
@@ -362,7 +452,7 @@ const Table RINGLEADER_COMPRESS_TABLE{
         {encode_uniform<2, 512, true, true>, decode_uniform<2, 512>},
         {encode_natural, decode_natural},
     },
-    multiply, residual, add, scaled_add, clean, collect, project, project_back, expand_row, dot, subtract,
+    multiply, residual, add, scaled_add, clean, collect, tally, collect_ties, project, project_back, has_less, drop_less, expand_row, dot, subtract,
 };
 
 }  // namespace ringleader::compress

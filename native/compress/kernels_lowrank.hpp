@@ -84,12 +84,25 @@ inline void back_rows(float* q, const float* m, const float* p, size_t columns, 
   if (r < rank) back_tile<kRows, 1>(q + r * columns, m, p + r, columns, rank);
 }
 
+// Adds to q.
 void project_back(float* q, const float* m, const float* p, size_t rows, size_t columns, size_t rank) {
   constexpr size_t kAtOnce = 8;
-  std::memset(q, 0, rank * columns * 4);
   size_t i = 0;
   for (; i + kAtOnce <= rows; i += kAtOnce) back_rows<kAtOnce>(q, m + i * columns, p + i * rank, columns, rank);
   for (; i < rows; ++i) back_rows<1>(q, m + i * columns, p + i * rank, columns, rank);
+}
+
+bool has_less(const float* x, size_t n, uint32_t least) {
+  int32_t any = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const auto magnitude = static_cast<int32_t>(bits_of(x[i]) & kMagnitude);
+    any |= (magnitude < static_cast<int32_t>(least) ? -1 : 0) & magnitude;
+  }
+  return any != 0;
+}
+
+void drop_less(float* out, const float* x, size_t n, uint32_t least) {
+  for (size_t i = 0; i < n; ++i) out[i] = small::at_least(x[i], least);
 }
 
 inline void expand_tile(float* out, float* error, const float* p, const float* q, size_t columns, size_t rank) {

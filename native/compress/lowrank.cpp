@@ -1,6 +1,7 @@
 // Low-rank factors (PowerSGD). Everything in a fixed order: all ranks must get equal bits from equal factors.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "compress/compress.hpp"
@@ -8,6 +9,25 @@
 
 namespace ringleader::compress {
 namespace {
+
+// Magnitudes below these count as zero, so that no product is a subnormal number: 2^-90 in matrices and in what they were projected on,
+// 2^-36 in the factor that has a scale of its own (unit columns, or a largest element from 1 on).
+constexpr std::uint32_t kLeastValue = (127U - 90U) << 23;
+constexpr std::uint32_t kLeastUnit = (127U - 36U) << 23;
+constexpr std::size_t kRows = 8;  // rows at once, which stay in the cache
+
+// n elements of a matrix without the small ones; in `room` if there are any.
+const float* without_small(const float* x, std::size_t n, std::vector<float>& room) {
+  if (!kernels().has_less(x, n, kLeastValue)) return x;
+  room.resize(n);
+  kernels().drop_less(room.data(), x, n, kLeastValue);
+  return room.data();
+}
+
+std::vector<float> dropped(std::vector<float> x, std::uint32_t least) {
+  kernels().drop_less(x.data(), x.data(), x.size(), least);
+  return x;
+}
 
 std::vector<float> transposed(const float* a, std::size_t rows, std::size_t columns) {
   std::vector<float> t(rows * columns);
@@ -43,8 +63,8 @@ void orthonormalise(float* p, std::size_t rows, std::size_t rank) {
 
 void project(const float* m, const float* q, float* p, const float* error, float* sum, std::size_t rows, std::size_t columns,
              std::size_t rank) {
-  constexpr std::size_t kRows = 8;  // rows, so that sums are still in the cache when they are multiplied
-  const std::vector<float> factors = transposed(q, columns, rank);
+  const std::vector<float> factors = dropped(transposed(q, columns, rank), kLeastUnit);
+  std::vector<float> room;
   for (std::size_t i = 0; i < rows; i += kRows) {
     const std::size_t n = std::min(kRows, rows - i);
     const float* from = m + i * columns;
@@ -52,22 +72,27 @@ void project(const float* m, const float* q, float* p, const float* error, float
       kernels().add(sum + i * columns, from, error + i * columns, n * columns);
       from = sum + i * columns;
     }
-    kernels().project(p + i * rank, from, factors.data(), n, columns, rank);
+    kernels().project(p + i * rank, without_small(from, n * columns, room), factors.data(), n, columns, rank);
   }
 }
 
 void project_back(const float* m, const float* p, float* q, std::size_t rows, std::size_t columns, std::size_t rank) {
-  std::vector<float> sums(rank * columns);
-  kernels().project_back(sums.data(), m, p, rows, columns, rank);
+  const std::vector<float> units = dropped({p, p + rows * rank}, kLeastUnit);
+  std::vector<float> sums(rank * columns), room;
+  for (std::size_t i = 0; i < rows; i += kRows) {
+    const std::size_t n = std::min(kRows, rows - i);
+    kernels().project_back(sums.data(), without_small(m + i * columns, n * columns, room), units.data() + i * rank, n, columns, rank);
+  }
   for (std::size_t j = 0; j < columns; ++j)
     for (std::size_t r = 0; r < rank; ++r) q[j * rank + r] = sums[r * columns + j];
 }
 
 void expand(const float* p, const float* q, float* out, float* error, std::size_t rows, std::size_t columns, std::size_t rank) {
   const Table& table = kernels();
-  const std::vector<float> factors = transposed(q, columns, rank);
+  const std::vector<float> factors = dropped(transposed(q, columns, rank), kLeastValue);
+  const std::vector<float> units = dropped({p, p + rows * rank}, kLeastUnit);
   for (std::size_t i = 0; i < rows; ++i)
-    table.expand_row(out + i * columns, error == nullptr ? nullptr : error + i * columns, p + i * rank, factors.data(), columns, rank);
+    table.expand_row(out + i * columns, error == nullptr ? nullptr : error + i * columns, units.data() + i * rank, factors.data(), columns, rank);
 }
 
 }  // namespace ringleader::compress

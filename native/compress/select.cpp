@@ -23,7 +23,7 @@ std::uint64_t key(std::uint32_t bits, std::uint32_t index) {
   return static_cast<std::uint64_t>(kMagnitude - bits) << 32 | index;
 }
 
-// A magnitude that about `wanted` of the elements reach, from a sample of random places; 0 if the sample does not tell.
+// A magnitude that about `wanted` of the elements reach, from a sample of random places.
 std::uint32_t sampled_threshold(const float* x, std::size_t n, double wanted, double slack, std::uint32_t seed) {
   std::vector<std::uint32_t> sample(kSample);
   std::uint64_t state = spread(seed) | std::uint64_t{1} << 32;
@@ -40,14 +40,55 @@ std::uint32_t sampled_threshold(const float* x, std::size_t n, double wanted, do
   return *nth;
 }
 
-// The lower edge of the histogram bin of magnitudes in which the k-th largest lies. Small arrays have fewer bins, which fit in the cache.
-std::uint32_t histogram_threshold(const float* x, std::size_t n, std::size_t k) {
-  const unsigned shift = n > 4 * kSample ? 15 : 20;
-  std::vector<std::uint32_t> bins(std::size_t{1} << (31 - shift));
-  for (std::size_t i = 0; i < n; ++i) ++bins[magnitude(x[i]) >> shift];
-  std::size_t above = 0, bin = bins.size();
-  while (above < k) above += bins[--bin];
-  return static_cast<std::uint32_t>(bin) << shift;
+// A magnitude that at least k elements reach, and not more than `enough`, unless it is that of the k-th largest.
+struct Edge {
+  std::uint32_t bits;
+  std::size_t reached;
+};
+
+// By the upper bits of magnitudes, then by those below them, so in few passes whatever the values are.
+Edge kth_largest(const float* x, std::size_t n, std::size_t k, std::size_t enough) {
+  constexpr unsigned kShifts[] = {20, 10, 0};
+  constexpr std::size_t kBins = 1U << 11, kTables = 4;
+  std::vector<std::uint32_t> bins(kBins * kTables);
+  std::uint32_t prefix = 0;
+  unsigned known = 31;  // the bits from here on are those of `prefix`
+  std::size_t above = 0;
+  for (const unsigned shift : kShifts) {
+    if (known < 31) std::fill(bins.begin(), bins.end(), 0U);
+    const std::size_t width = std::size_t{1} << (known - shift);
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::uint32_t bits = magnitude(x[i]);
+      // Neighbours count in different tables: equal magnitudes would else wait for each other.
+      bins[i % kTables * kBins + (bits >> shift & (width - 1))] += bits >> known == prefix ? 1U : 0U;
+    }
+    std::size_t bin = width, here = 0;
+    do {
+      above += here;
+      --bin;
+      here = 0;
+      for (std::size_t table = 0; table < kTables; ++table) here += bins[table * kBins + bin];
+    } while (above + here < k);
+    prefix = prefix << (known - shift) | static_cast<std::uint32_t>(bin);
+    known = shift;
+    if (above + here <= enough) return {prefix << shift, above + here};
+  }
+  return {prefix, n};
+}
+
+// The k largest, where `bits` is the magnitude of the k-th: all above it, and of those equal to it the first.
+void take_ties(const float* x, std::size_t n, std::size_t k, std::uint32_t bits, std::size_t greater, std::uint32_t* index) {
+  std::vector<std::uint32_t> found(k + kSpare);
+  kernels().collect_ties(x, n, bits, k - greater, found.data(), k);
+  std::copy_n(found.begin(), k, index);
+}
+
+// Selects the k largest if the k-th has a certain magnitude.
+bool select_if_kth(const float* x, std::size_t n, std::size_t k, std::uint32_t bits, std::uint32_t* index) {
+  const Tally tally = kernels().tally(x, n, bits);
+  if (tally.greater >= k || tally.greater + tally.equal < k) return false;
+  take_ties(x, n, k, bits, tally.greater, index);
+  return true;
 }
 
 // Keeps of `candidates`, ascending indices, those of the k largest; k <= their number.
@@ -81,22 +122,26 @@ void select_top(const float* x, std::size_t elements, std::size_t k, std::uint32
     return;
   }
   if (k == 0) return;
-  // A threshold that a little more than k elements reach; where the sample misleads, the histogram knows.
-  std::vector<std::uint32_t> candidates;
-  std::size_t count = 0;
+  // A threshold that a little more than k elements reach. Where far more do, most are equal to it; where the sample misleads, all are looked at.
   if (elements > 4 * kSample) {
     const std::uint32_t least = sampled_threshold(x, elements, static_cast<double>(k), 1.0, 0);
     const std::size_t room = std::min(elements, 2 * k + elements / 64);
-    candidates.resize(room + kSpare);
-    if (least > 0) count = kernels().collect(x, elements, least, candidates.data(), room);
-    if (count == room) count = 0;  // it may have stopped early
+    if (least > 0) {
+      std::vector<std::uint32_t> candidates(room + kSpare);
+      const std::size_t count = kernels().collect(x, elements, least, candidates.data(), room);
+      if (count >= k && count < room) return keep_largest(x, candidates, count, k, index);
+    }
+    if (select_if_kth(x, elements, k, least, index)) return;
   }
-  if (count < k) {
-    const std::uint32_t least = histogram_threshold(x, elements, k);
-    candidates.resize(elements + kSpare);
-    count = kernels().collect(x, elements, least, candidates.data(), elements);
+  const std::size_t enough = 2 * k + elements / 64 + kSpare;
+  const Edge edge = kth_largest(x, elements, k, enough);
+  if (edge.reached <= enough) {
+    std::vector<std::uint32_t> candidates(edge.reached + kSpare);
+    kernels().collect(x, elements, edge.bits, candidates.data(), edge.reached);
+    keep_largest(x, candidates, edge.reached, k, index);
+  } else {
+    take_ties(x, elements, k, edge.bits, kernels().tally(x, elements, edge.bits).greater, index);
   }
-  keep_largest(x, candidates, count, k, index);
 }
 
 std::size_t select_sampled(const float* x, std::size_t elements, std::size_t k, std::uint32_t seed, std::uint32_t* index) {
@@ -110,7 +155,8 @@ std::size_t select_sampled(const float* x, std::size_t elements, std::size_t k, 
   const std::size_t room = std::min(elements, 2 * k + kSpare);
   std::vector<std::uint32_t> candidates(room + kSpare);
   const std::size_t count = least == 0 ? room : kernels().collect(x, elements, least, candidates.data(), room);
-  if (count == room || count < k / 2) {  // many equal magnitudes, or hardly any found: the sample does not tell
+  if (count == room && select_if_kth(x, elements, k, least, index)) return k;  // many equal magnitudes
+  if (count == room || count < k / 2) {  // the sample does not tell
     select_top(x, elements, k, index);
     return k;
   }
@@ -149,8 +195,18 @@ void scatter_add(const Pieces<float>& dst, const std::uint32_t* index, const flo
   if (k > 0 && largest >= dst.size())
     throw Error(ErrorKind::invalid, "a sparse payload names element " + std::to_string(largest) + " of an array of " +
                                         std::to_string(dst.size()) + "; ranks must compress arrays of one size");
+  constexpr std::size_t kRun = 512;
+  float products[kRun];
   Pieces<float>::Lookup element(dst);
-  for (std::size_t j = 0; j < k; ++j) element[index[j]] += scale * value[j];
+  for (std::size_t at = 0; at < k; at += kRun) {
+    const std::size_t n = std::min(kRun, k - at);
+    const float* run = value + at;
+    if (scale != 1.0F) {
+      kernels().multiply(products, run, scale, n);
+      run = products;
+    }
+    for (std::size_t j = 0; j < n; ++j) element[index[at + j]] += run[j];
+  }
 }
 
 }  // namespace ringleader::compress

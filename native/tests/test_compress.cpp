@@ -219,6 +219,7 @@ TEST_CASE("compress: low-rank products are the sums they should be, with the sam
                                        std::vector<float>(rows * columns + 1, -7.0F)};
           std::vector<float> error = m;
           table->project(out[0].data(), m.data(), q.data(), rows, columns, rank);
+          std::fill_n(out[1].begin(), rank * columns, 0.0F);  // it adds
           table->project_back(out[1].data(), m.data(), p.data(), rows, columns, rank);
           for (std::size_t i = 0; i < rows; ++i)
             table->expand_row(out[2].data() + i * columns, error.data() + i * columns, p.data() + i * rank, q.data(), columns, rank);

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "reduce/convert.hpp"
+#include "wire/small.hpp"
 #include "wire/table.hpp"
 
 namespace ringleader::codecs {
@@ -79,12 +80,18 @@ inline void encode_special(uint8_t* out, const float* src, size_t n) {
   const int exponent = static_cast<int>(largest >> 23) - 127;
   const int scale = exponent - 6 < -kInt8Bias ? -kInt8Bias : exponent - 6;
   out[0] = static_cast<uint8_t>(scale + kInt8Bias);
-  const float inverse = power_of_two(-scale);
+  float lifted[kBlock];
+  const bool small_block = small::is_small(largest);
+  if (small_block) small::lift(lifted, src, n);
+  const float* values = small_block ? lifted : src;
+  const float inverse = power_of_two(small_block ? -scale - small::kLift : -scale);
+  // What is below a quarter of the unit becomes 0 anyway, and may be or give a subnormal number.
+  const uint32_t least = small_block ? 0U : small::power_bits(scale - 2);
   // Adding 1.5 * 2^23 rounds to an integer, to nearest even, and leaves it in the low bits.
   constexpr float kRound = 12582912.0F;
   std::int8_t* q = reinterpret_cast<std::int8_t*>(out + 1);
   for (size_t i = 0; i < n; ++i) {
-    const std::int32_t value = static_cast<std::int32_t>(bits_of(src[i] * inverse + kRound)) - 0x4b400000;
+    const std::int32_t value = static_cast<std::int32_t>(bits_of(small::at_least(values[i], least) * inverse + kRound)) - 0x4b400000;
     const std::int32_t low = value < -127 ? -127 : value;
     q[i] = static_cast<std::int8_t>(low > 127 ? 127 : low);
   }
@@ -110,14 +117,18 @@ constexpr int kOneBitBias = 127;
 constexpr int kShrink = 8;
 constexpr size_t kLanes = 16;
 
-// 2^-8 of the mean magnitude; NaN or infinite if, and only if, an element is.
+// 2^-8 of the mean magnitude; NaN or infinite if, and only if, an element is. Elements below the smallest scale count as zeros, so
+// that no sum is of subnormal numbers.
 inline float mean_magnitude(const float* src, size_t n) {
   const float shrink = power_of_two(-kShrink);
+  const auto part = [shrink](float x) {
+    return small::at_least(from_bits(bits_of(x) & kMagnitude), small::power_bits(kOneBitSmallest)) * shrink;
+  };
   float lanes[kLanes] = {};
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    for (size_t j = 0; j < kLanes; ++j) lanes[j] += from_bits(bits_of(src[i + j]) & kMagnitude) * shrink;
-  for (size_t j = 0; i + j < n; ++j) lanes[j] += from_bits(bits_of(src[i + j]) & kMagnitude) * shrink;
+    for (size_t j = 0; j < kLanes; ++j) lanes[j] += part(src[i + j]);
+  for (size_t j = 0; i + j < n; ++j) lanes[j] += part(src[i + j]);
   for (size_t half = kLanes / 2; half > 0; half /= 2)
     for (size_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
   return lanes[0] / static_cast<float>(n);

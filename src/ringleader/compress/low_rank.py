@@ -127,7 +127,7 @@ class PowerSGD(Compressor):
                 random = np.random.default_rng(self._counter.random(key, step, number))
                 fresh = random.standard_normal((part.columns, part.rank), np.float32)
                 q = np.where(empty, fresh, q)
-            factors.append(q)
+            factors.append(_scaled(q))
         return factors
 
     def average(
@@ -292,6 +292,17 @@ class PowerSGD(Compressor):
     def common_steps(self) -> Counter | None:
         """All ranks start from the same factor."""
         return self._counter
+
+
+def _scaled(q: Floats) -> Floats:
+    """Columns times the powers of two that bring their largest magnitudes to [1/2, 1).
+
+    The product that they start has unit columns, so nothing else changes, and nothing underflows that need not.
+    """
+    largest = np.max(np.abs(q), axis=0, initial=0.0)
+    exponents = np.where(np.isfinite(largest), np.frexp(largest)[1], 0)
+    scaled: Floats = np.ldexp(q, -exponents)
+    return scaled
 
 
 def _averaged(pieces: list[Floats], average: Average) -> list[Floats]:
