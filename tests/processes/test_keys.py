@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from meeting_support import PROMPT, Event, free_port, wait_until
@@ -21,7 +22,16 @@ from ringleader.runtime.config import Config
 from ringleader.runtime.environment import Launch, detect
 from ringleader.runtime.handshake import AuthenticationError, UnknownKey
 from ringleader.runtime.job import open_job
-from ringleader.runtime.keys import find_key, given_key, job_secret, key_finder, make_key, secret_key, store_key
+from ringleader.runtime.keys import (
+    find_key,
+    given_key,
+    key_finder,
+    make_key,
+    secret_key,
+    store_key,
+    tell_secret,
+    understand_secret,
+)
 from ringleader.runtime.store import LocalStore, TorchStore
 from ringleader.runtime.storeserver import TcpStoreServer
 from ringleader.runtime.tcpstore import TcpStoreClient
@@ -253,7 +263,12 @@ def through(store, launches, config=CONFIG, private=False):
     with contextlib.ExitStack() as stack:
         for launch in launches:
             try:
-                results.append(job_secret(store, launch, config, None, private, 5.0, stack))
+                if launch.rank == 0:
+                    told, secret = tell_secret(launch, config, None, private, stack)
+                    store.set("secret", told)
+                else:
+                    secret = understand_secret(store.get("secret", 5.0), launch, config, None, private)
+                results.append(secret)
             except RendezvousError as error:
                 results.append(error)
     return results
@@ -290,7 +305,8 @@ def test_torchrun_over_several_hosts_carries_the_key_and_says_so(elsewhere, capl
 
 def test_an_own_store_carries_the_key():
     store = LocalStore()
-    jobs = [open_job(rank, 2, store=store, config=CONFIG) for rank in range(2)]
+    with ThreadPoolExecutor(2) as ranks:
+        jobs = list(ranks.map(lambda rank: open_job(rank, 2, store=store, config=CONFIG, timeout=30), range(2)))
     assert jobs[0].secret == jobs[1].secret
     for job in jobs:
         job.close()
