@@ -38,7 +38,7 @@ def _until_the_limit(verb: str, algorithm: str, elements: int, folder: str) -> A
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     try:
         for _ in range(100_000):
-            getattr(comm, verb)(x, **options, algorithm=algorithm, timeout=2.0)
+            getattr(comm, verb)(x, **options, algorithm=algorithm, timeout=1.5)
     except rl.errors.RingleaderError as error:
         return type(error).__name__, list(error.ranks), str(error)
     finally:

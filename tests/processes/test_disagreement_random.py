@@ -111,7 +111,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
 
 
 def test_all_ranks_raise_at_once(workers: Workers) -> None:
-    for number in range(125 if LONG else 12):
+    for number in range(125 if LONG else 8):
         seed = f"{workers.transport}{workers.n} {number}"
         got = workers.run(_disagree, seed, timeout=150)
         where = f"seed {seed!r}: {plan(seed, workers.n)}: {got}"

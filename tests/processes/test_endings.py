@@ -142,14 +142,14 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_leaving_right_after_the_last_call_is_no_failure(workers: Workers, kind: str) -> None:
-    for number in range(100 if LONG else 5):
+    for number in range(100 if LONG else 3):
         assert workers.run(end, kind, timeout=150) == [""] * N, number
 
 
 @pytest.mark.parametrize("kind", ["group", "DataParallel"])
 def test_leaving_a_process_group_of_torch(workers: Workers, kind: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    for number in range(50 if LONG else 3):
+    for number in range(50 if LONG else 2):
         folder = tmp_path / str(number)
         folder.mkdir()
         assert workers.run(end_torch, kind, str(folder), timeout=150) == [""] * N, number
