@@ -33,6 +33,7 @@ from ringleader.runtime import calls, compressed
 from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.config import logger
 from ringleader.runtime.dtypes import ReduceOp
+from ringleader.runtime.watched import unseen
 
 __all__ = ["AdaptiveAllReduce", "AdaptiveWork", "Switch"]
 
@@ -340,7 +341,8 @@ class AdaptiveAllReduce:
     def _send_probe(self) -> None:
         """An all-reduce of nothing: what the links see of it is exchanged with the next call's numbers."""
         log.debug("probe of %d bytes", self._probe)
-        self._comm.all_reduce(np.zeros(self._probe // 4, np.float32), algorithm="two_shot", wire="f32")
+        with unseen(self._comm):
+            self._comm.all_reduce(np.zeros(self._probe // 4, np.float32), algorithm="two_shot", wire="f32")
         self._probe, self._elapsed = 0, 0.0
 
     # ---------------------------------------------------------------------------------------------------- the rest

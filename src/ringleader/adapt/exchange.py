@@ -11,6 +11,7 @@ from ringleader.adapt.estimates import Row, rows_of
 from ringleader.adapt.network import Reading, flow_rate
 from ringleader.errors import InvalidArgument
 from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.watched import unseen
 
 __all__ = ["Exchange", "agree"]
 
@@ -30,7 +31,8 @@ class Exchange:
         """Tell the others what was measured since the last exchange; see `estimates.Row`."""
         row = np.array(self._measured(seconds, outside, window).values())
         table = np.empty((self._comm.size, row.size))
-        self._pending = (subject, self._comm.all_gather(row, table, async_op=True), table, row)
+        with unseen(self._comm, 1):
+            self._pending = (subject, self._comm.all_gather(row, table, async_op=True), table, row)
 
     def take(self) -> tuple[Any, list[Row]] | None:
         """What the latest exchange was about, and the rows of all ranks; None: there was none since."""
@@ -62,7 +64,8 @@ def agree(comm: Communicator, settings: object) -> None:
     mine = np.frombuffer(text[:4096].ljust(4096), np.uint8)
     if comm.size == 1:
         return
-    table = comm.all_gather(mine)
+    with unseen(comm, 1):
+        table = comm.all_gather(mine)
     others = [rank for rank in range(comm.size) if table[rank].tobytes() != table[0].tobytes()]
     if others:
         shown = [table[rank].tobytes().decode().strip()[:200] for rank in (0, others[0])]

@@ -13,6 +13,7 @@ from ringleader.adapt.loads import Candidate, Load, load_of
 from ringleader.adapt.policy import Policy
 from ringleader.algorithms.orders import bandwidth_shares, bottleneck, ring_order
 from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.watched import unseen
 from ringleader.tune.candidates import Experience, ranked
 from ringleader.tune.model import Model
 
@@ -138,9 +139,11 @@ def agreed(comm: Communicator, nbytes: int, formats: Sequence[Format]) -> Menu:
         ]
         told = json.dumps([(*pair, rest) for pair, rest in zip(pairs, rests, strict=True)]).encode()
     length = np.array([len(told)])
-    comm.broadcast(length)
+    with unseen(comm, 1):
+        comm.broadcast(length)
     text = np.frombuffer(told, np.uint8).copy() if comm.rank == 0 else np.empty(int(length[0]), np.uint8)
-    comm.broadcast(text)
+    with unseen(comm, 1):
+        comm.broadcast(text)
     rows = json.loads(text.tobytes())
     candidates = tuple(Candidate(formats[place], spec, place) for place, spec, _ in rows)
     loads = tuple(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ringleader.errors import InvalidArgument
+from ringleader.runtime.watched import unseen
 
 if TYPE_CHECKING:
     from ringleader.runtime.communicator import Communicator
@@ -86,7 +87,8 @@ def probe(comm: Communicator, budget: float = 0.2, everyone: bool = False) -> di
     rounds = [pairs for pairs in rounds if pairs]
     found: dict[int, Found] = {}
     for pairs in rounds:
-        comm.barrier()  # a round is over before the next one begins: bursts must not meet
+        with unseen(comm, 1):
+            comm.barrier()  # a round is over before the next one begins: bursts must not meet
         for a, b in pairs:
             if comm.rank == a:
                 found[b] = _lead(comm, b, budget / len(rounds))
@@ -209,7 +211,8 @@ class Prober:
             self._operations, self._busy = operations, now
         ready = now - self._busy >= self.quiet and self._spent + self.budget <= self.share * (now - self._began)
         agreed = np.array([ready and self._comm.size > 1])
-        self._comm.all_reduce(agreed, "min")
+        with unseen(self._comm, 1):
+            self._comm.all_reduce(agreed, "min")
         if agreed[0]:
             self.found = probe(self._comm, self.budget)
             self._spent += time.monotonic() - now

@@ -191,12 +191,27 @@ def _byte_order(dtype: np.dtype[Any]) -> list[int]:
     return [] if np.array_equal(order, numbers) else order.tolist()
 
 
+def _check_memory(x: Any, what: str) -> None:
+    """Refuse tensors without elements in memory: wrappers (DTensor), fakes, and those whose storage was freed."""
+    try:
+        ptr = x.data_ptr()
+    except RuntimeError:  # a fake's
+        ptr = 0
+    if ptr == 0 and x.numel():
+        raise errors.UnsupportedType(
+            f"{what} is a {type(x).__name__} of shape {tuple(x.shape)} without memory of its own; expected a tensor "
+            "whose elements are in memory: of a DTensor (the parameters of a module after fully_shard are such) pass "
+            "x.to_local(), and wrap a module in one style of data parallel training only"
+        )
+
+
 def _torch_buffer(x: Any, what: str, write: bool) -> Buffer:
     torch = sys.modules["torch"]
     if not x.is_cpu or x.layout is not torch.strided or x.is_quantized:
         raise errors.UnsupportedType(
             f"{what} is a {x.layout} tensor of type {x.dtype} on device {x.device}; expected a dense CPU tensor"
         )
+    _check_memory(x, what)
     name = str(x.dtype).removeprefix("torch.")
     code = dtypes.code_of_name(name)
     tensor = memory = x.detach()

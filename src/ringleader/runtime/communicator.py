@@ -28,7 +28,7 @@ from ringleader.runtime.plans import Choice, Planner
 from ringleader.runtime.runner import seconds
 from ringleader.runtime.shrink import agree_on_lost, describe_loss
 from ringleader.runtime.store import PrefixStore
-from ringleader.runtime.watched import Watched
+from ringleader.runtime.watched import Watched, unseen
 from ringleader.runtime.wire import Wire, parse_wire
 from ringleader.runtime.workers import Workers
 
@@ -85,6 +85,7 @@ class Communicator(PersistentCollectives, Messages, Watched):
         self._known = OrderedDict()
         self._barriers = {}
         self._last_choice = None
+        self._unseen = 0
         self._made: Counter[Any] = Counter()
         self._forked = False
         job.acquire()
@@ -111,7 +112,11 @@ class Communicator(PersistentCollectives, Messages, Watched):
 
     @property
     def last_choice(self) -> Choice | None:
-        """Algorithm, protocol and number of windows of this rank's latest collective, and why."""
+        """Algorithm, protocol and number of windows of this rank's latest collective, and why; None before the first.
+
+        Of a process group's communicator, the latest collective of torch. What Ringleader calls for itself (to agree,
+        to exchange measurements, to form groups) is left out.
+        """
         choice: Choice | None = self._last_choice
         return choice
 
@@ -206,7 +211,8 @@ class Communicator(PersistentCollectives, Messages, Watched):
         1
         """
         wanted = np.array([color is not None, 0 if color is None else color, key], np.int64)
-        table = self.all_gather(wanted, timeout=timeout)
+        with unseen(self, 1):
+            table = self.all_gather(wanted, timeout=timeout)
         number = self._made["split"]
         self._made["split"] += 1
         if color is None:

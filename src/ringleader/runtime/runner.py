@@ -68,7 +68,7 @@ def simple_address(x: Any) -> int:
     if kind is ndarray:
         return numpy_address(x) if x.flags.carray else -1
     if kind in _TENSOR_TYPES and x.is_cpu and x.is_contiguous() and not x.is_neg() and not x.is_conj():
-        return int(x.data_ptr())
+        return int(x.data_ptr()) or -1  # null: it has no elements, or no memory
     return -1
 
 

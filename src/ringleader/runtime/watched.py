@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from ringleader.runtime import compressed
@@ -15,7 +17,28 @@ if TYPE_CHECKING:
     from ringleader.adapt.publish import Publisher
     from ringleader.runtime.communicator import Communicator
 
-__all__ = ["Watched"]
+__all__ = ["Watched", "unseen"]
+
+
+@contextmanager
+def unseen(comm: Communicator, operations: int | None = None) -> Iterator[None]:
+    """What Ringleader calls for itself here is not shown as the program's: `last_choice` and the count of operations.
+
+    Parameters
+    ----------
+    operations
+        How many are started. None: they are counted, which needs all of them to be complete at the end.
+    """
+    kept, before = comm._last_choice, 0 if operations is not None else _operations(comm)
+    try:
+        yield
+    finally:
+        comm._last_choice = kept
+        comm._unseen += _operations(comm) - before if operations is None else operations
+
+
+def _operations(comm: Communicator) -> int:
+    return sum(core.counters()["operations"] for core in comm._cores())
 
 
 class Watched:
@@ -25,6 +48,7 @@ class Watched:
     _workers: Workers
     _publisher: Publisher | None
     _since: float
+    _unseen: int  # operations that are Ringleader's own
 
     def _check_usable(self) -> None:
         raise NotImplementedError
@@ -61,13 +85,16 @@ class Watched:
         """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory).
 
         `flow_bytes` came over the network, in large messages, while this rank waited for them; that took `flow_ns`
-        nanoseconds. With several workers, each slice of an operation counts as one.
+        nanoseconds. With several workers, each slice of an operation counts as one, and a compressed collective as
+        those that it is made of. Operations are the program's; bytes include what Ringleader tells other ranks for
+        itself.
         """
         total = Counter(self._core.counters())
         for core in self._workers.cores:
             total.update(core.counters())
         if (lane := compressed.lane_or_none(self)) is not None:
             total.update(lane.comm.counters())
+        total["operations"] -= self._unseen
         return dict(total)
 
     def network(self, probe: float | None = None) -> Network:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from ringleader import _core
 from ringleader.runtime.calls import Call
 from ringleader.runtime.communicator import Communicator
-from ringleader.runtime.plans import PLAN_CACHE_SIZE
+from ringleader.runtime.plans import PLAN_CACHE_SIZE, Choice
 
 __all__ = ["Channel"]
 
@@ -19,15 +19,15 @@ class Channel:
     Attributes
     ----------
     plans
-        Native plans for calls that need no copies, by operation, type and shape: the short way of repeated calls.
-        First in, first out, at most `PLAN_CACHE_SIZE`.
+        Native plans for calls that need no copies, and how they were chosen, by operation, type and shape: the short
+        way of repeated calls. First in, first out, at most `PLAN_CACHE_SIZE`.
     """
 
     __slots__ = ("__weakref__", "barrier", "comm", "exchanges", "plans")
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self.plans: dict[Hashable, _core.Plan] = {}
+        self.plans: dict[Hashable, tuple[_core.Plan, Choice]] = {}
         self.barrier: Call | None = None
         self.exchanges = 0
 
@@ -38,7 +38,7 @@ class Channel:
         while len(self.plans) >= PLAN_CACHE_SIZE:
             with suppress(KeyError, StopIteration, RuntimeError):  # another thread was faster
                 del self.plans[next(iter(self.plans))]
-        self.plans[key] = call.plan
+        self.plans[key] = call.plan, call.choice
 
     def close(self) -> None:
         """Leave the group."""

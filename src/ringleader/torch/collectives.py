@@ -84,6 +84,7 @@ class Collectives(Exchanges):
 
     def _run_call(self, call: Call, opts: Any, outputs: list[Tensor], copies: Copies = ()) -> Any:
         """Run or start a prepared call; `copies` are made after its own, to `outputs`."""
+        self._channel().comm._last_choice = call.choice
         if not call.loads and not call.stores and not copies:
             return self._run(call.plan, call.in_ptr, call.out_ptr, opts, outputs, call.keep)
         call.stores += copies
@@ -114,8 +115,9 @@ class Collectives(Exchanges):
             return self._sparse_all_reduce(x, op, opts, outputs)
         channel = self._channel()
         key = ("all_reduce", op, x.dtype, x.shape)
-        plan = channel.plans.get(key)
-        if plan is not None and direct(x):
+        known = channel.plans.get(key)
+        if known is not None and direct(x):
+            plan, channel.comm._last_choice = known
             ptr = address_of(x)
             return self._run(plan, ptr, ptr, opts, outputs, x)
         call = calls.all_reduce(channel.comm, x, op, None, None)
@@ -147,8 +149,9 @@ class Collectives(Exchanges):
         x, operator, root = single(tensors, "reduce's list"), _op_of(opts), opts.rootRank
         channel = self._channel()
         key = ("reduce", operator, root, x.dtype, x.shape)
-        plan = channel.plans.get(key)
-        if plan is not None and direct(x):
+        known = channel.plans.get(key)
+        if known is not None and direct(x):
+            plan, channel.comm._last_choice = known
             ptr = x.data_ptr()
             return self._run(plan, ptr, ptr if root == channel.comm.rank else 0, opts, tensors, x)
         call = calls.reduce(channel.comm, x, root, operator, None, None)
@@ -161,10 +164,11 @@ class Collectives(Exchanges):
         op = _op_of(opts)
         channel = self._channel()
         key = ("reduce_scatter", op, input.dtype, input.shape, output.shape)
-        plan = channel.plans.get(key)
-        if plan is not None and output.dtype is input.dtype and direct(input) and direct(output):
+        known = channel.plans.get(key)
+        if known is not None and output.dtype is input.dtype and direct(input) and direct(output):
             source, target = input.data_ptr(), output.data_ptr()
             if _apart(source, input, target, output) or target == source + channel.comm.rank * output.nbytes:
+                plan, channel.comm._last_choice = known
                 return self._run(plan, source, target, opts, [output], (input, output))
         call = calls.reduce_scatter(channel.comm, input, output, op, None)
         channel.remember(key, call)
@@ -212,8 +216,9 @@ class Collectives(Exchanges):
         x, root = single(tensors, "broadcast's list"), opts.rootRank
         channel = self._channel()
         key = ("broadcast", root, x.dtype, x.shape)
-        plan = channel.plans.get(key)
-        if plan is not None and direct(x):
+        known = channel.plans.get(key)
+        if known is not None and direct(x):
+            plan, channel.comm._last_choice = known
             ptr = x.data_ptr()
             return self._run(plan, ptr, ptr, opts, tensors, x)
         call = calls.broadcast(channel.comm, x, root, None)
@@ -225,10 +230,11 @@ class Collectives(Exchanges):
         """Gather every rank's `input` into `output`, one block per rank."""
         channel = self._channel()
         key = ("all_gather", input.dtype, input.shape, output.shape)
-        plan = channel.plans.get(key)
-        if plan is not None and output.dtype is input.dtype and direct(input) and direct(output):
+        known = channel.plans.get(key)
+        if known is not None and output.dtype is input.dtype and direct(input) and direct(output):
             source, target = input.data_ptr(), output.data_ptr()
             if _apart(source, input, target, output) or source == target + channel.comm.rank * input.nbytes:
+                plan, channel.comm._last_choice = known
                 return self._run(plan, source, target, opts, [output], (input, output))
         call = calls.all_gather(channel.comm, input, output, None)
         channel.remember(key, call)
@@ -316,10 +322,11 @@ class Collectives(Exchanges):
             return self._exchange(sources, targets, opts, [output])
         channel = self._channel()
         key = ("all_to_all", input.dtype, input.shape, output.shape)
-        plan = channel.plans.get(key)
-        if plan is not None and output.dtype is input.dtype and direct(input) and direct(output):
+        known = channel.plans.get(key)
+        if known is not None and output.dtype is input.dtype and direct(input) and direct(output):
             source, target = input.data_ptr(), output.data_ptr()
             if _apart(source, input, target, output):
+                plan, channel.comm._last_choice = known
                 return self._run(plan, source, target, opts, [output], (input, output))
         call = calls.all_to_all(channel.comm, input, output, None)
         channel.remember(key, call)

@@ -8,6 +8,7 @@ from torch import Tensor
 from ringleader import errors
 from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.dtypes import ReduceOp
+from ringleader.runtime.watched import unseen
 
 __all__ = ["sparse_all_reduce"]
 
@@ -32,7 +33,8 @@ def sparse_all_reduce(comm: Communicator, x: Tensor, op: ReduceOp, timeout: floa
     mine = x.detach().coalesce()
     indices, values = mine.indices(), mine.values()
     shape = [x.sparse_dim(), *x.shape]
-    told = comm.all_gather(torch.tensor([indices.shape[1], *shape]), timeout=timeout)
+    with unseen(comm, 1):
+        told = comm.all_gather(torch.tensor([indices.shape[1], *shape]), timeout=timeout)
     for rank, row in enumerate(told[:, 1:].tolist()):
         if row != shape:
             raise errors.MismatchError(

@@ -18,13 +18,17 @@ _STRIDED = torch.strided
 
 
 def direct(x: torch.Tensor) -> bool:
-    """Whether the engine may work in the tensor's memory: dense, on the CPU, contiguous, no pending negation."""
+    """Whether the engine may work in the tensor's memory: dense, on the CPU, contiguous, no pending negation.
+
+    A null pointer goes the long way: the tensor has no elements, or no memory, which `arrays` refuses.
+    """
     return (
         x.is_cpu
         and x.layout is _STRIDED
         and x.is_contiguous()
         and not x.is_neg()
         and not (x.is_complex() and x.is_conj())
+        and x.data_ptr() != 0
     )
 
 

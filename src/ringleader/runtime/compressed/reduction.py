@@ -23,6 +23,7 @@ from ringleader.compress.pieces import Pieces
 from ringleader.compress.sparse import TopK, pack, unpack
 from ringleader.runtime.compressed.cost import scatters
 from ringleader.runtime.compressed.scratch import scratch_of
+from ringleader.runtime.watched import unseen
 
 if TYPE_CHECKING:
     from ringleader.runtime.communicator import Communicator
@@ -129,7 +130,8 @@ class Reduction:
         if self.key not in agreed:
             seed = zlib.crc32(repr(counter.seed).encode())
             most = np.array([counter.steps.get(self.key, 0), seed, -seed], np.int64)
-            self.comm.all_reduce(most, "max", timeout=self.timeout)
+            with unseen(self.comm, 1):
+                self.comm.all_reduce(most, "max", timeout=self.timeout)
             if most[1] != -most[2]:
                 raise errors.InvalidArgument(
                     f"the seeds of the ranks' {type(self.compressor).__name__} differ (this rank has {counter.seed}): "
@@ -141,7 +143,8 @@ class Reduction:
     def _most(self, count: int) -> int:
         """The largest of the ranks' numbers."""
         most = np.array([count], np.int64)
-        self.comm.all_reduce(most, "max", timeout=self.timeout)
+        with unseen(self.comm, 1):
+            self.comm.all_reduce(most, "max", timeout=self.timeout)
         return int(most[0])
 
     def _memory(self, x: Pieces) -> tuple[Pieces, Floats | None, Floats | None]:
