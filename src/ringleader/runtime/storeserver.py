@@ -63,8 +63,11 @@ _MAX_FRAME = MAX_VALUE + MAX_KEY + REQUEST.size
 _MAX_INT = (1 << 63) - 1
 _ENTRY = 256  # bytes that an entry takes beside its key and value, about
 _AT_ONCE = 1 << 16  # an answer up to this size is one piece
-_BATCH = 32  # connections that are accepted before members are served again
+_BATCH = 64  # connections that are accepted before members are served
 _PAUSE = 0.02  # seconds without accepting where there is no room
+# Rounds of accepting: so many at once, and so many a second. A start needs few; in a flood each takes many strangers,
+# and the job's own threads are interrupted less often.
+_ROUNDS, _ROUNDS_PER_SECOND = 200.0, 100.0
 
 
 class Values:
@@ -448,6 +451,7 @@ class TcpStoreServer:
         self._listeners: list[socket.socket] = []
         self._resting: list[socket.socket] = []  # listeners that are not looked at for a moment
         self._rest_ends = 0.0
+        self._rounds, self._counted = _ROUNDS, time.monotonic()
         self._complaints = Complaints(logger("NET"))
         with contextlib.ExitStack() as stack:
             self._engine = StoreEngine(secret, key_id)
@@ -484,7 +488,7 @@ class TcpStoreServer:
         try:
             while not self._closing:
                 try:
-                    self._engine.turn(_PAUSE if self._resting else None)
+                    self._engine.turn(max(0.0, self._rest_ends - time.monotonic()) if self._resting else None)
                     if self._resting and time.monotonic() >= self._rest_ends:
                         self._wake_listeners()
                 except Exception:  # no connection's step raises; whatever else does must not end the server
@@ -500,6 +504,11 @@ class TcpStoreServer:
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept a few; where there is no room or no descriptor for more, they wait in the kernel's queue."""
+        now = time.monotonic()
+        self._rounds = min(_ROUNDS, self._rounds + (now - self._counted) * _ROUNDS_PER_SECOND) - 1
+        self._counted = now
+        if self._rounds < 1:
+            self._rest(listener, 1 / _ROUNDS_PER_SECOND)
         for _ in range(_BATCH):
             if not self._engine.make_room():
                 self._rest(listener)
@@ -516,10 +525,11 @@ class TcpStoreServer:
             except OSError:  # it has gone
                 sock.close()
 
-    def _rest(self, listener: socket.socket) -> None:
-        self._engine.unregister(listener)
-        self._resting.append(listener)
-        self._rest_ends = time.monotonic() + _PAUSE
+    def _rest(self, listener: socket.socket, seconds: float = _PAUSE) -> None:
+        if listener not in self._resting:
+            self._engine.unregister(listener)
+            self._resting.append(listener)
+        self._rest_ends = time.monotonic() + seconds
 
     def _wake_listeners(self) -> None:
         while self._resting:
