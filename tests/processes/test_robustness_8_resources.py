@@ -298,6 +298,32 @@ def _changing_sizes(rounds: int) -> Any:
     return resident() - before[0], descriptors() - before[1], _core.arena_used() - before[2]
 
 
+def _groups_without_a_collector(rounds: int) -> float:
+    """Objects per group that came and went which only the garbage collector frees: they pile up between its runs."""
+    comm = world()
+
+    def come_and_go(number: int) -> None:
+        for _ in range(number):
+            part = comm.split(0)
+            assert part is not None
+            part.barrier()
+            part.close()
+
+    come_and_go(20)
+    gc.collect()
+    gc.disable()
+    try:
+        come_and_go(rounds)
+        return gc.collect() / rounds
+    finally:
+        gc.enable()
+
+
+def test_groups_that_come_and_go_leave_no_cycles(four: Workers) -> None:
+    for cycles in four.run(_groups_without_a_collector, 1000 if LONG else 100, timeout=300 if LONG else 120):
+        assert cycles < 1
+
+
 def test_memory_is_flat_over_calls_of_changing_sizes_dropped_unwaited(four: Workers) -> None:
     rounds = 20_000 if LONG else 3000
     for grown, files, arena in four.run(_changing_sizes, rounds, timeout=600 if LONG else 250):

@@ -131,6 +131,9 @@ _IfAddrs._fields_ = [
 ]
 
 
+_libc = ctypes.CDLL(None, use_errno=True)  # once: each is a class of its own, in a cycle that only the collector frees
+
+
 def interfaces() -> list[Interface]:
     """All interfaces of this network namespace, in the kernel's order, also those without an address.
 
@@ -139,9 +142,8 @@ def interfaces() -> list[Interface]:
     >>> any(interface.loopback for interface in interfaces())
     True
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     head = ctypes.POINTER(_IfAddrs)()
-    if libc.getifaddrs(ctypes.byref(head)) != 0:
+    if _libc.getifaddrs(ctypes.byref(head)) != 0:
         raise RendezvousError(f"cannot list the network interfaces: {os.strerror(ctypes.get_errno())}")
     found: dict[str, Interface] = {}
     try:
@@ -154,7 +156,7 @@ def interfaces() -> list[Interface]:
                 interface.addresses.append(address)
             entry = item.next
     finally:
-        libc.freeifaddrs(head)
+        _libc.freeifaddrs(head)
     return list(found.values())
 
 
