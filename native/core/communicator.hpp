@@ -116,7 +116,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // How far a thread that drives an operation got with its waiting.
   struct Driver {
     explicit Driver(Communicator& communicator, double limit = 0)
-        : waiter(communicator.options_.wait, &communicator.mesh_.own->control, &communicator.spin_budget_), timeout(limit) {}
+        : waiter(communicator.options_.wait, &communicator.mesh_.own->control, &communicator.spin_budget_, &communicator.yield_trust_), timeout(limit) {}
     Waiter waiter;
     double timeout;
     Clock::time_point started{}, deadline{}, next_health{};
@@ -199,6 +199,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   CoreMask cores_;  // of its own threads; empty: as those that start them
   std::optional<TimeSlice::Use> slice_use_{std::in_place};  // until closed
   SpinBudget spin_budget_;
+  YieldTrust yield_trust_;
   Patience patience_;  // under kBusy
   std::atomic<double> timeout_;
   std::uint64_t generation_;  // of forks

@@ -316,3 +316,25 @@ TEST_CASE("few looks in vain do not keep more from being tried") {
   }
   CHECK(looks < 1280 * 9);  // few, and a trial now and then
 }
+
+TEST_CASE("yields that others used for long teach sleeping; they are tried again, less and less often while that goes on") {
+  YieldTrust trust;
+  const auto trials = [&](int waits, std::chrono::nanoseconds yield) {
+    int tried = 0;
+    for (int i = 0; i < waits; ++i) {
+      const bool sleeps = trust.sleeps();
+      tried += !sleeps;
+      trust.learn(sleeps ? 0ns : yield);
+    }
+    return tried;
+  };
+  CHECK(trials(1000, 2us) == 1000);
+  CHECK(trials(20'000, 3ms) < 30);
+  trials(2000, 2us);
+  CHECK(!trust.sleeps());
+  CHECK(trials(1000, 300us) == 1000);  // peers that work
+  trials(1, 3ms);
+  CHECK(trust.sleeps());
+  trials(40, 2us);  // one interruption is soon forgotten
+  CHECK(!trust.sleeps());
+}

@@ -59,10 +59,12 @@ bool Waiter::due_for_sleep_by_clock() {
   past_spinning_ = true;
   slow_ = waited >= std::max<Clock::duration>(spin, kUnhurried) || policy_.yield_us == 0;
   if (waited >= spin + microseconds(policy_.yield_us)) return true;
+  if (trust_ != nullptr && (longest_yield_ >= YieldTrust::kForeign || trust_->sleeps())) return true;
   TimeSlice::ask(policy_.slice_us);
   ::sched_yield();
   const auto back = Clock::now();
   shared_core_ |= back - now_ > kSwitch;
+  longest_yield_ = std::max(longest_yield_, back - now_);
   now_ = back;
   return false;
 }

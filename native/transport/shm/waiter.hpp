@@ -54,6 +54,34 @@ class SpinBudget {
   std::atomic<std::uint32_t> ns_;
 };
 
+// Whether to yield or to sleep, learned from how long yields took; shared by all waits of a communicator. Where the core's other threads
+// are peers, they answer and give it back, and a yield is cheaper than sleeping and being woken. Where somebody computes who knows nothing
+// of this job, a yield gives the core away until the kernel's next tick, milliseconds later, but who sleeps gets it at once when it is
+// woken. A yield is tried again now and then, less and less often while it goes on being the worse way. Any thread; races lose a lesson.
+class YieldTrust {
+ public:
+  static constexpr auto kForeign = std::chrono::microseconds(500);  // no peer keeps the core that long before it yields, too
+
+  bool sleeps() const { return left_.load(std::memory_order_relaxed) > 0; }
+  // A wait went beyond spinning; `longest`: of its yields, 0 if there was none.
+  void learn(std::chrono::nanoseconds longest) {
+    const std::uint32_t left = left_.load(std::memory_order_relaxed);
+    if (longest >= kForeign) {
+      const std::uint32_t span = std::min(kLongest, 2 * span_.load(std::memory_order_relaxed));
+      span_.store(span, std::memory_order_relaxed);
+      left_.store(span, std::memory_order_relaxed);
+    } else if (left > 0) {
+      left_.store(left - 1, std::memory_order_relaxed);
+    } else if (longest > std::chrono::nanoseconds(0)) {
+      span_.store(kFirst, std::memory_order_relaxed);
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t kFirst = 16, kLongest = 1024;  // waits until the next yield
+  std::atomic<std::uint32_t> left_{0}, span_{kFirst};
+};
+
 inline void cpu_relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -88,12 +116,15 @@ class Waiter {
  public:
   // `own`: the control block whose doorbell peers ring; null if nobody does (network only).
   // `budget`: where to learn how long to spin; null: always policy.spin_us.
-  explicit Waiter(const WaitPolicy& policy, ControlBlock* own, SpinBudget* budget = nullptr)
-      : policy_(policy), own_(own), budget_(budget) {}
+  // `trust`: likewise whether to yield; null: always policy.yield_us.
+  explicit Waiter(const WaitPolicy& policy, ControlBlock* own, SpinBudget* budget = nullptr, YieldTrust* trust = nullptr)
+      : policy_(policy), own_(own), budget_(budget), trust_(trust) {}
 
   // Something moved: the next idle() starts over at spinning.
   void progressed() {
     if (budget_ != nullptr && spins_ > 0) budget_->learn(now_ - start_, shared_core_);
+    if (trust_ != nullptr && spins_ > 0 && past_spinning_) trust_->learn(longest_yield_);
+    longest_yield_ = {};
     spins_ = 0;
     past_spinning_ = shared_core_ = slow_ = false;
     useless_poll_ = false;
@@ -153,6 +184,8 @@ class Waiter {
   WaitPolicy policy_;
   ControlBlock* own_;
   SpinBudget* budget_;
+  YieldTrust* trust_;
+  Clock::duration longest_yield_{};  // of this wait
   bool past_spinning_ = false;  // this wait outlasted the spinning
   bool shared_core_ = false;    // somebody else ran during a yield of this wait
   std::uint32_t spins_ = 0;  // idle() calls since progress
