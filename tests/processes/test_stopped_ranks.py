@@ -36,7 +36,7 @@ def _own_progress(comm: rl.Communicator) -> ctypes.c_uint64:
     raise AssertionError("no arena")
 
 
-def _stop_inside(comm: rl.Communicator, registered: bool, stopped: Event) -> None:
+def _stop_inside(comm: rl.Communicator, long: bool, stopped: Event) -> None:
     """Stop this process while it computes: all have entered its window, and it has not completed what comes first."""
     word = _own_progress(comm)
     first = (word.value >> 20) + 3
@@ -44,15 +44,16 @@ def _stop_inside(comm: rl.Communicator, registered: bool, stopped: Event) -> Non
         seen = word.value
         if seen >> 20 < first or seen & 0xFFFFF != 1 or len({row["sequence"] for row in comm._core.status()}) != 1:
             continue
-        if registered:
-            time.sleep(0.0003)  # into the computing; a window of staging slots is shorter
+        if long:
+            time.sleep(0.0003)  # into the computing
         if word.value == seen:
             stopped.set()
             os.kill(os.getpid(), signal.SIGSTOP)
             return
 
 
-def _give_up(algorithm: str | None, registered: bool, count: int, freed: bool, folder: str) -> Any:
+def _give_up(protocol: str, algorithm: str | None, registered: bool, count: int, freed: bool, folder: str) -> Any:
+    os.environ["RINGLEADER_PROTO"] = protocol
     comm = rl.init(timeout=30)
     stopped, awake = Event(folder, "stopped"), Event(folder, "awake")
 
@@ -64,7 +65,7 @@ def _give_up(algorithm: str | None, registered: bool, count: int, freed: bool, f
     comm.all_reduce(x, op="avg", algorithm=algorithm)
     if comm.rank == VICTIM:
         (Path(folder) / "pid").write_text(str(os.getpid()))
-        threading.Thread(target=_stop_inside, args=(comm, registered, stopped), daemon=True).start()
+        threading.Thread(target=_stop_inside, args=(comm, registered and count > 10_000, stopped), daemon=True).start()
     try:
         while True:
             x[:] = comm.rank + 1
@@ -101,28 +102,31 @@ def _give_up(algorithm: str | None, registered: bool, count: int, freed: bool, f
     return right, changed
 
 
-CASES: list[tuple[str | None, bool, int, bool]] = [
-    (None, True, 4_000_000, False),  # automatic
-    ("two_shot", True, 4_000_000, True),  # pushes
-    ("ring", True, 1_000_000, False),
-    ("two_shot", False, 4_000_000, True),
+CASES: list[tuple[str, str | None, bool, int, bool]] = [
+    ("auto", None, True, 4_000_000, False),
+    ("push", "two_shot", True, 4_000_000, True),
+    ("pull", "ring", True, 1_000_000, False),
+    ("auto", "two_shot", False, 4_000_000, True),
 ]
 if LONG:
     CASES += [
-        (algorithm, registered, count, freed)
-        for algorithm in (None, "ring", "two_shot", "rabenseifner", "one_shot")
+        (protocol, algorithm, registered, count, freed)
+        for protocol in ("push", "pull")
+        for algorithm in ("ring", "two_shot", "rabenseifner", "linear")
         for registered in (True, False)
-        for count in (300_000, 4_000_000)
         for freed in (False, True)
+        for count in (300_000 if freed == registered else 4_000_000,)
     ]
+    CASES += [("auto", None, registered, count, True) for registered in (True, False) for count in (1_000, 300_000)]
 
 
-@pytest.mark.parametrize(("algorithm", "registered", "count", "freed"), CASES)
+@pytest.mark.parametrize(("protocol", "algorithm", "registered", "count", "freed"), CASES)
 def test_a_stopped_rank_that_wakes_up_changes_nothing(
-    algorithm: str | None, registered: bool, count: int, freed: bool, tmp_path: Path
+    protocol: str, algorithm: str | None, registered: bool, count: int, freed: bool, tmp_path: Path
 ) -> None:
+    given = protocol, algorithm, registered, count, freed, str(tmp_path)
     with rl.WorkerGroup(3, transport="shm") as group:
-        outcomes = group.outcomes(_give_up, algorithm, registered, count, freed, str(tmp_path), timeout=120, grace=90)
+        outcomes = group.outcomes(_give_up, *given, timeout=120, grace=90)
     assert not any(outcome.failed for outcome in outcomes), [outcome.error for outcome in outcomes]
     for outcome in outcomes[:VICTIM]:
         right, changed = outcome.value
