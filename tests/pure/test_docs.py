@@ -66,7 +66,7 @@ def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(program.blocks) for program in programs] == [3, 1, 1]
     outcomes = [check_docs.run_program(program) for program in programs]
     assert outcomes[1:] == ["", ""]
-    assert "line 24" in outcomes[0] and "AssertionError" in outcomes[0], outcomes[0]
+    assert "line 25" in outcomes[0] and "AssertionError" in outcomes[0], outcomes[0]
     page.write_text("```python\n>>> 1 + 1\n3\n```\n")
     (program,) = check_docs.programs_of(page, check_docs.blocks_of(page.read_text()))
     assert "Expected:\n    3\nGot:\n    2" in check_docs.run_program(program)
