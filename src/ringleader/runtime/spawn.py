@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import pickletools
 import secrets
 import signal
 import sys
@@ -34,6 +36,10 @@ __all__ = ["Outcome", "WorkerGroup", "spawn"]
 
 GRACE = 5.0
 _STOP_LIMIT = 5.0
+_NO_MODULE = (
+    "it is defined in a main program that new processes cannot import ({program}); define it in a module and import it "
+    "from there, or install cloudpickle, which sends functions as they are"
+)
 _GUARD = 'a script must start ranks under `if __name__ == "__main__":` only'
 
 
@@ -66,9 +72,9 @@ def _worker(conn: Connection) -> None:
         os.environ["RINGLEADER_JOB_ID"] = job_id
         # SystemExit is let through, so that the parent sees the exit code.
         try:
-            function, args, kwargs = pickle.loads(payload)
+            function, args, kwargs = _unpickled(payload)
             reply = (function(*args, **kwargs), None, None)
-            message = pickle.dumps(reply)
+            message = _dumps(reply)
         except SystemExit:
             raise
         except BaseException as error:
@@ -79,11 +85,38 @@ def _worker(conn: Connection) -> None:
             return
 
 
+def _unpickled(payload: bytes) -> Any:
+    try:
+        return pickle.loads(payload)
+    except AttributeError as error:
+        if "__main__" not in str(error) and "__mp_main__" not in str(error):
+            raise
+        raise AttributeError(f"{error}: {_NO_MODULE.format(program='it was run interactively')}") from error
+
+
+def _dumps(reply: Any) -> bytes:
+    """Pickled; with cloudpickle where that is needed, for classes that came from a main program."""
+    try:
+        return pickle.dumps(reply)
+    except Exception:
+        if (by_value := _cloudpickle()) is None:
+            raise
+        return bytes(by_value.dumps(reply))
+
+
+def _cloudpickle() -> Any:
+    """The module, None where it is not installed."""
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return None
+
+
 def _failure_message(error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(error))
     try:
         # Loading may fail even where dumping works (an exception with its own __init__), so try both.
-        message = pickle.dumps((None, text, error))
+        message = _dumps((None, text, error))
         pickle.loads(message)
     except Exception:
         message = pickle.dumps((None, text, None))
@@ -147,7 +180,6 @@ class WorkerGroup:
     def __init__(self, n: int, *, env: Mapping[str, str | None] | None = None, transport: str | None = None) -> None:
         if n < 1:
             raise InvalidArgument(f"n is {n}; expected at least 1 rank")
-        _check_program()
         self.size = n
         self._runs = 0
         self._job = f"spawn-{os.getpid()}-{secrets.token_hex(4)}"
@@ -180,7 +212,7 @@ class WorkerGroup:
         self._conns.append(ours)
         try:
             process = context.Process(target=_worker, args=(theirs,), name=f"ringleader-rank-{rank}")
-            with _environment(environ):
+            with _environment(environ), _importable_program():
                 process.start()
         finally:
             theirs.close()
@@ -204,7 +236,7 @@ class WorkerGroup:
         Parameters
         ----------
         fn
-            A function of a module (it is pickled by name).
+            A function of a module (it is pickled by name); with cloudpickle installed, any.
         timeout
             Seconds for all ranks together; then the processes are ended.
         grace
@@ -339,13 +371,32 @@ def _were(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]} was" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} were"
 
 
-def _check_program() -> None:
-    """The ranks import the main program again to find its functions; one that was read from a pipe is gone."""
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    if path is not None and not os.path.exists(path):
-        raise InvalidArgument(
-            f"the program {path} is no file, so new processes cannot import it; save it to a file first"
-        )
+def _program() -> tuple[str, bool | None]:
+    """What the main program is, and whether new processes can import it; None: not all that it has defined."""
+    main = sys.modules["__main__"]
+    path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if spec is not None and (spec.name == "__main__" or spec.name.endswith(".__main__")):
+        return f"{path}, which runs a directory, a package or an archive", False
+    if spec is None and path is None:
+        return "python -c, standard input, an interactive session or a notebook", False
+    if spec is None and not os.path.exists(str(path)):
+        return f"{path}, which is no file", False
+    return str(path), None if hasattr(sys, "ps1") or sys.flags.interactive else True
+
+
+@contextlib.contextmanager
+def _importable_program() -> Iterator[None]:
+    """multiprocessing has its children run the main program's file; where there is none it must not try."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or getattr(main, "__spec__", None) is not None or os.path.exists(path):
+        yield
+        return
+    main.__file__ = None
+    try:
+        yield
+    finally:
+        main.__file__ = path
 
 
 def _ending(code: int | None) -> str:
@@ -358,13 +409,42 @@ def _ending(code: int | None) -> str:
 
 
 def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    message = (fn, tuple(args), dict(kwargs))
+    name = getattr(fn, "__qualname__", fn)
+    problem: Exception | None = None
     try:
-        return pickle.dumps((fn, tuple(args), dict(kwargs)))
+        payload = pickle.dumps(message)
+        program, importable = _program()
+        if importable or not _names_main(payload):
+            return payload
     except (pickle.PicklingError, AttributeError, TypeError) as error:
+        problem = error
+    if (by_value := _cloudpickle()) is not None:
+        try:
+            return bytes(by_value.dumps(message))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            problem = error
+    elif problem is None:
+        if importable is None:
+            return payload  # after a script: what it defines itself can be imported
         raise InvalidArgument(
-            f"{getattr(fn, '__qualname__', fn)!r} or its arguments cannot be sent to another process ({error}); "
-            "expected a function defined at the top of a module, not a lambda or an inner function"
-        ) from error
+            f"{name!r} or its arguments cannot be sent to another process: {_NO_MODULE.format(program=program)}"
+        )
+    raise InvalidArgument(
+        f"{name!r} or its arguments cannot be sent to another process ({problem}); expected a function defined at the "
+        "top of a module, not a lambda or an inner function (with cloudpickle installed, any)"
+    ) from problem
+
+
+def _names_main(payload: bytes) -> bool:
+    """Whether loading it needs something of the main program."""
+    strings: list[Any] = []
+    for operation, argument, _ in pickletools.genops(payload):
+        if "UNICODE" in operation.name:
+            strings.append(argument)
+        elif operation.name == "STACK_GLOBAL" and "__main__" in strings:
+            return True
+    return False
 
 
 @atexit.register  # registered after multiprocessing's own handler, so it runs before that one waits for the children
@@ -387,7 +467,9 @@ def spawn(
     Parameters
     ----------
     fn
-        A function of a module; scripts need the usual ``if __name__ == "__main__":`` around the call.
+        A function of a module; scripts need the usual ``if __name__ == "__main__":`` around the call. With cloudpickle
+        installed any function, also of a program that is no file (``python -c``, a notebook, a package's
+        ``__main__.py``).
     transport
         "auto", "shm", "tcp" or "ucx".
     env
