@@ -136,7 +136,8 @@ def test_an_exception_is_shown_and_the_group_lives_on(group):
     assert len(group.run(place)) == 3
 
 
-def test_functions_that_cannot_be_sent(group):
+def test_functions_that_cannot_be_sent(group, monkeypatch):
+    monkeypatch.setattr("ringleader.runtime.spawn._cloudpickle", lambda: None)
     with pytest.raises(InvalidArgument, match="top of a module"):
         group.run(lambda: 1)
     with pytest.raises(InvalidArgument, match="top of a module"):
