@@ -386,20 +386,18 @@ with rl.init(start_timeout=60) as comm:
 
 
 def test_strangers_at_the_abstract_socket_under_a_low_limit_of_descriptors(tmp_path):
-    before = abstract_names()
     port = free_port()
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     ranks = [start(r, port, str(tmp_path), folder, str(r), script=LIMITED, RINGLEADER_TRANSPORT="shm") for r in (0, 1)]
     held = []
     try:
-        assert wait_until(lambda: abstract_names() - before, 60)
-        (name,) = abstract_names() - before
+        assert wait_until(lambda: abstract_names(ranks[0].pid), 60)
+        (name,) = abstract_names(ranks[0].pid)
         for _ in range(300):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.setblocking(False)
             held.append(sock)
-            with contextlib.suppress(BlockingIOError):  # the kernel's queue is full of them
-                sock.connect("\0" + name)
+            assert wait_until(lambda sock=sock: connects(sock, name))
         Event(tmp_path, "flooded").set()
         for out, err in finish(ranks):
             assert out == "sum 2.0\n", err
@@ -413,7 +411,20 @@ def test_strangers_at_the_abstract_socket_under_a_low_limit_of_descriptors(tmp_p
                 rank.communicate()
 
 
-def abstract_names() -> set[str]:
-    """Names of Ringleader's abstract sockets that somebody listens at."""
+def connects(sock: socket.socket, name: str) -> bool:
+    """Whether there was room for it in the kernel's queue."""
+    with contextlib.suppress(BlockingIOError):
+        sock.connect("\0" + name)
+        return True
+    return False
+
+
+def abstract_names(pid: int) -> set[str]:
+    """Names of Ringleader's abstract sockets that a process listens at."""
+    folder, own = f"/proc/{pid}/fd", set()
+    for fd in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(f"{folder}/{fd}"))
     with open("/proc/net/unix") as file:
-        return {word[1:] for line in file for word in line.split()[-1:] if word.startswith("@ringleader-")}
+        rows = [line.split() for line in file]
+    return {row[7][1:] for row in rows if row[-1].startswith("@ringleader-") and f"socket:[{row[6]}]" in own}
