@@ -118,7 +118,7 @@ class _Mpi(CollectiveConformance):
             ((ring, None, "sum"), r"InvalidArgument\[2\]: rank 2: all_reduce needs an array on this rank; got None"),
             ((ring, [1.0], "sum"), r"InvalidArgument\[2\]: rank 2: array is a list; expected a numpy.ndarray"),
             ((ring, x.astype(object), "sum"), r"InvalidArgument\[2\]: rank 2: .* hold Python objects"),
-            ((ring, x, "mean"), r"InvalidArgument\[2\]: rank 2: unknown reduction 'mean': expected one of sum, prod"),
+            ((ring, x, "mean"), r"InvalidArgument\[2\]: rank 2: unknown reduction 'mean'; did you mean 'avg'"),
             ((four, x, "sum"), r"InvalidArgument\[2\]: rank 2: <.*is for 4 ranks; the communicator has 5"),
         ]:
             answers = self.ask(5, "error_of", [*usual[:2], other, *usual[3:]])
