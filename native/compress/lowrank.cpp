@@ -11,7 +11,7 @@ namespace ringleader::compress {
 namespace {
 
 // Magnitudes below these count as zero, so that no product is a subnormal number: 2^-90 in matrices and in what they were projected on,
-// 2^-36 in the factor that has a scale of its own (unit columns, or a largest element from 1 on).
+// 2^-36 in the factor that has a scale of its own (unit columns, or a largest element from 1/2 on).
 constexpr std::uint32_t kLeastValue = (127U - 90U) << 23;
 constexpr std::uint32_t kLeastUnit = (127U - 36U) << 23;
 constexpr std::size_t kRows = 8;  // rows at once, which stay in the cache

@@ -83,14 +83,6 @@ void take_ties(const float* x, std::size_t n, std::size_t k, std::uint32_t bits,
   std::copy_n(found.begin(), k, index);
 }
 
-// Selects the k largest if the k-th has a certain magnitude.
-bool select_if_kth(const float* x, std::size_t n, std::size_t k, std::uint32_t bits, std::uint32_t* index) {
-  const Tally tally = kernels().tally(x, n, bits);
-  if (tally.greater >= k || tally.greater + tally.equal < k) return false;
-  take_ties(x, n, k, bits, tally.greater, index);
-  return true;
-}
-
 // Keeps of `candidates`, ascending indices, those of the k largest; k <= their number.
 void keep_largest(const float* x, std::vector<std::uint32_t>& candidates, std::size_t count, std::size_t k, std::uint32_t* index) {
   if (count == k) {
@@ -105,6 +97,21 @@ void keep_largest(const float* x, std::vector<std::uint32_t>& candidates, std::s
   std::size_t kept = 0;
   for (const std::uint64_t each : keys)
     if (each <= *last) index[kept++] = static_cast<std::uint32_t>(each);
+}
+
+// Selects the k largest where far more reach `bits` because many are equal to it: those above it are candidates, or all taken and the first of
+// the equal ones besides. False where more than `room` are above, or fewer than k reach it.
+bool select_among_ties(const float* x, std::size_t n, std::size_t k, std::uint32_t bits, std::size_t room, std::uint32_t* index) {
+  const Tally tally = kernels().tally(x, n, bits);
+  if (tally.greater + tally.equal < k || tally.greater > room) return false;
+  if (tally.greater < k) {
+    take_ties(x, n, k, bits, tally.greater, index);
+  } else {
+    std::vector<std::uint32_t> candidates(tally.greater + kSpare);
+    kernels().collect(x, n, bits + 1, candidates.data(), tally.greater);
+    keep_largest(x, candidates, tally.greater, k, index);
+  }
+  return true;
 }
 
 void check_counts(std::size_t elements, std::size_t k) {
@@ -131,7 +138,7 @@ void select_top(const float* x, std::size_t elements, std::size_t k, std::uint32
       const std::size_t count = kernels().collect(x, elements, least, candidates.data(), room);
       if (count >= k && count < room) return keep_largest(x, candidates, count, k, index);
     }
-    if (select_if_kth(x, elements, k, least, index)) return;
+    if (select_among_ties(x, elements, k, least, room, index)) return;
   }
   const std::size_t enough = 2 * k + elements / 64 + kSpare;
   const Edge edge = kth_largest(x, elements, k, enough);
@@ -155,7 +162,7 @@ std::size_t select_sampled(const float* x, std::size_t elements, std::size_t k, 
   const std::size_t room = std::min(elements, 2 * k + kSpare);
   std::vector<std::uint32_t> candidates(room + kSpare);
   const std::size_t count = least == 0 ? room : kernels().collect(x, elements, least, candidates.data(), room);
-  if (count == room && select_if_kth(x, elements, k, least, index)) return k;  // many equal magnitudes
+  if (count == room && select_among_ties(x, elements, k, least, room, index)) return k;  // many equal magnitudes
   if (count == room || count < k / 2) {  // the sample does not tell
     select_top(x, elements, k, index);
     return k;

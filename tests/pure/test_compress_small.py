@@ -63,6 +63,24 @@ def test_top_k_picks_what_sorting_picks(pattern: str, elements: int) -> None:
         assert np.array_equal(index, picks(x, k)), k
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("tie", [0.0, 1e-40, 1.0, np.inf, np.nan])
+def test_top_k_of_ties_and_a_few_above_them(tie: float, sampled: bool) -> None:
+    """Fewer than k above, k, or more: these are taken first, then the first of the equal ones."""
+    k = 1000
+    random = np.random.default_rng(0)
+    for above in (0, 1, k // 2, k - 1, k, k + 1, k + 100, 2 * k, 5 * k):
+        x = np.full(100_003, F(tie))
+        places = random.choice(x.size, above, replace=False)
+        bits = x.view(np.uint32)
+        bits[places] = np.minimum(bits[places] + random.integers(1, 4, above), 0x7FFFFFFF)
+        bits[::3] |= np.uint32(0x80000000)
+        index = np.empty(k, np.uint32)
+        found = _core.compress.select(x, index, sampled, 5)
+        assert found == k or (sampled and k // 2 <= found)
+        assert np.array_equal(index[:found], picks(x, found)), above
+
+
 @pytest.mark.parametrize("pattern", [*PATTERNS, *SPECIAL])
 def test_sampled_top_k_picks_only_large_ones_and_the_same_again(pattern: str) -> None:
     x = {**PATTERNS, **SPECIAL}[pattern](gradient(300_001, 0))
