@@ -10,6 +10,9 @@ CMAKE_FLAGS := -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -DRINGLEADER_WERROR=ON
 # pip puts the package in .venv as an editable install without a native module of its own: `dev` builds that, beside the sources.
 INSTALLED := $(VENV)/.installed
 
+# Every rank of a test or a benchmark is a Python of its own: without bytecode on disk each one compiles the whole package.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help
 help:
 	@echo 'make test         set up .venv, build, run all tests of the Python package'
