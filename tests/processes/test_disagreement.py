@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,23 @@ import numpy as np
 import pytest
 
 import ringleader as rl
+from ringleader.compress import (
+    BF16,
+    DGC,
+    FP16,
+    QSGD,
+    Compressor,
+    ErrorFeedback,
+    Int4,
+    Int8,
+    Keyed,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    TopK,
+)
+from ringleader.compress.pieces import Pieces
+from ringleader.runtime.compressed import all_reduce_pieces, reduce_scatter_vector
 
 X = rl.Communicator
 
@@ -158,3 +176,191 @@ def test_a_call_that_nobody_else_makes(pair: Pair) -> None:
     assert "rank 1" in got[0][1]
     assert "all_reduce" in got[0][1]
     assert got[1] == ("no error", "")
+
+
+# ---------------------------------------------------------------- compressed calls, whose encodings have equal sizes
+
+
+Codec = Compressor | Keyed
+
+
+class Own(Compressor):
+    """A user's, who says what must be the same."""
+
+    compression_ratio = 1.0
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def parameters(self) -> dict[str, object]:
+        return {"factor": self.factor}
+
+    def compress(self, x: Any, key: str = "") -> Any:
+        return FP16().compress(x, key)
+
+    def decompress(self, payload: Any, out: Any = None) -> Any:
+        return FP16().decompress(payload, out)
+
+
+# name: (operator and compressor of all ranks but the last, those of the last, what the messages must show of both)
+COMPRESSED: dict[str, tuple[tuple[str, Callable[[], Codec]], tuple[str, Callable[[], Codec]], tuple[str, str]]] = {
+    "operator": (("sum", Int8), ("avg", Int8), ("op sum", "op avg")),
+    "operator-of-casts": (("sum", FP16), ("avg", FP16), ("op sum", "op avg")),
+    "class": (
+        ("sum", lambda: ErrorFeedback(FP16())),
+        ("sum", lambda: ErrorFeedback(BF16())),
+        ("ErrorFeedback(compressor=FP16(", "ErrorFeedback(compressor=BF16("),
+    ),
+    "norm": (("sum", lambda: QSGD(4)), ("sum", lambda: QSGD(4, norm="l2")), ("'qsgd4'", "'qsgd4_l2'")),
+    "feedback": (
+        ("avg", Int4),
+        ("avg", lambda: ErrorFeedback(Int4())),
+        ("compression Int4(", "compression ErrorFeedb"),
+    ),
+    "selection": (
+        ("sum", lambda: TopK(k=20)),
+        ("sum", lambda: TopK(k=20, selection="sampled")),
+        ("'exact'", "'sampled'"),
+    ),
+    "unbiased": (
+        ("sum", lambda: RandomK(k=20)),
+        ("sum", lambda: RandomK(k=20, unbiased=True)),
+        ("unbiased=False", "unbiased=True"),
+    ),
+    "warm-start": (
+        ("avg", lambda: PowerSGD(2)),
+        ("avg", lambda: PowerSGD(2, warm_start=False)),
+        ("warm_start=True", "warm_start=False"),
+    ),
+    "momentum": (("avg", lambda: DGC(0.01)), ("avg", lambda: DGC(0.01, 0.5)), ("momentum=0.9", "momentum=0.5")),
+    "name": (("sum", lambda: OneBit().at("a")), ("sum", lambda: OneBit().at("b")), ("of 'a'", "of 'b'")),
+    "users-own": (("sum", lambda: Own(1)), ("sum", lambda: Own(2.5)), ("Own(factor=1)", "Own(factor=2.5)")),
+}
+
+
+def _reduced(comm: X, way: str, op: str, codec: Codec) -> Any:
+    """What a call leaves in the array in which the result is to be."""
+    x = np.full((30, 40), comm.rank + 1, np.float32)
+    try:
+        if way == "reduce_scatter":
+            compressor, key = (codec.compressor, codec.key) if isinstance(codec, Keyed) else (codec, "")
+            return reduce_scatter_vector(comm, x.reshape(-1), op == "avg", compressor, key)
+        if way == "pieces":  # as the hooks of torch do
+            compressor, key = (codec.compressor, codec.key) if isinstance(codec, Keyed) else (codec, "")
+            all_reduce_pieces(comm, Pieces(list(x)), op == "avg", compressor, key)
+        elif way == "async":
+            comm.all_reduce(x, op, compression=codec, async_op=True).wait()
+        else:
+            comm.all_reduce(x, op, compression=codec)
+    except rl.errors.RingleaderError:
+        assert (x == comm.rank + 1).all(), "something was written"
+        raise
+    return x
+
+
+def _disagree_compressed(name: str, way: str, warm: bool) -> tuple[str, str]:
+    comm, (usual, other, _) = rl.init(timeout=60), COMPRESSED[name]
+    try:
+        for _ in range(2 * warm):  # all ranks have called both: nothing is new
+            for op, make in (usual, other):
+                _reduced(comm, way, op, make())
+        op, make = other if comm.rank == comm.size - 1 else usual
+        _reduced(comm, way, op, make())
+        comm.barrier()
+    except rl.errors.RingleaderError as error:
+        return type(error).__name__, str(error)
+    finally:
+        comm.close()
+    return "no error", ""
+
+
+@pytest.fixture(scope="module", params=["shm", "tcp"])
+def trio(request: pytest.FixtureRequest) -> Iterator[rl.WorkerGroup]:
+    with rl.WorkerGroup(3, transport=request.param) as workers:
+        yield workers
+
+
+def _check_compressed(workers: rl.WorkerGroup, name: str, way: str, warm: bool) -> None:
+    for kind, text in workers.run(_disagree_compressed, name, way, warm, timeout=150):
+        assert kind == "MismatchError", text
+        for part in (*COMPRESSED[name][2], "rank 0", f"rank {workers.size - 1}"):
+            assert part in text, text
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["at-first", "later"])
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compressed_calls_that_differ(pair: Pair, name: str, warm: bool) -> None:
+    _check_compressed(pair, name, "all_reduce", warm)
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["at-first", "later"])
+@pytest.mark.parametrize("name", ["operator", "class", "name", "momentum"])
+@pytest.mark.parametrize("way", ["all_reduce", "async", "pieces", "reduce_scatter"])
+def test_compressed_calls_that_differ_in_every_way(trio: rl.WorkerGroup, way: str, name: str, warm: bool) -> None:
+    _check_compressed(trio, name, way, warm)
+
+
+def _late() -> tuple[str, str, str]:
+    """The last rank comes when the others have found out; and again."""
+    comm, texts = rl.init(timeout=60), []
+    if comm.rank == 2:
+        time.sleep(1)
+    for _ in range(2):
+        try:
+            comm.all_reduce(_f4(100), compression=ErrorFeedback(OneBit() if comm.rank == 0 else Int4()))
+            texts.append("no error")
+        except rl.errors.RingleaderError as error:
+            texts += [f"{type(error).__name__}: {error}"]
+    state = comm.state
+    comm.close()
+    return texts[0], texts[1], state
+
+
+def test_who_comes_late_to_a_disagreement_is_told(trio: rl.WorkerGroup) -> None:
+    for first, second, state in trio.run(_late, timeout=150):
+        assert first.startswith("MismatchError")
+        assert "OneBit(" in first
+        assert "Int4(" in first
+        assert second.startswith("AbortedError")
+        assert state == "aborted"
+
+
+def _alike() -> list[float]:
+    """Differences that mean nothing: classes of numbers, seeds of random rounding."""
+    comm, found = rl.init(timeout=60), []
+    one = comm.rank == 0
+    pairs = [
+        (TopK(ratio=1), TopK(ratio=1.0)),
+        (TopK(ratio=0.5, warmup_steps=np.int64(3)), TopK(ratio=np.float64(0.5), warmup_steps=3)),
+        (QSGD(8, seed=1), QSGD(8, seed=2)),
+        (PowerSGD(1, warm_start=False), PowerSGD(1, warm_start=np.bool_(False))),  # type: ignore[arg-type]
+        (Int8().at("w"), Int8().at(np.str_("w"))),
+        (FP16(), FP16().at("")),
+    ]
+    for first, second in pairs:
+        found.append(float(comm.all_reduce(_f4(4), "sum", compression=first if one else second).sum()))
+    comm.close()
+    return found
+
+
+def test_compressed_calls_that_are_alike(pair: Pair) -> None:
+    for found in pair.run(_alike, timeout=150):
+        assert found == [8, 4, 8, 8, 8, 8]
+
+
+def _compressed_or_not() -> tuple[str, str]:
+    """A plain call is no compressed one, also where the same number of bytes travels."""
+    comm = rl.init(timeout=60)
+    try:
+        comm.all_reduce(_f4(100), compression=FP16() if comm.rank == 0 else None)
+    except rl.errors.RingleaderError as error:
+        return type(error).__name__, str(error)
+    finally:
+        comm.close()
+    return "no error", ""
+
+
+def test_a_compressed_call_meets_a_plain_one(pair: Pair) -> None:
+    got = pair.run(_compressed_or_not, timeout=150)
+    assert {kind for kind, _ in got} <= {"MismatchError", "AbortedError"}
+    assert "compression FP16(" in got[0][1]

@@ -184,6 +184,10 @@ class Compressor(ABC):
         _core.compress.clean(lost)
         return payload
 
+    def parameters(self) -> Mapping[str, object]:
+        """What must be the same on all ranks, by name: calls that differ in it, or in the class, are an error."""
+        return {}
+
     def state_dict(self) -> State:
         """All that makes a difference to later results; copies."""
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,6 +33,10 @@ class BlockCompressor(Counting):
         self._counter = Counter(seed)
         block = _core.compress.block_elements(scheme)
         self.compression_ratio = 4 * block / _core.compress.encoded_bytes(scheme, block)
+
+    def parameters(self) -> Mapping[str, object]:
+        """See `Compressor.parameters`."""
+        return {"scheme": self.scheme}
 
     def next_seed(self, key: str, *more: object) -> int:
         """The seed of the next step of `key`; `more` tells ranks and parts apart."""

@@ -51,6 +51,10 @@ class ErrorFeedback(Compressor):
         self.errors = Memory("error memory")
         self.shard_errors = Memory("error memory of this rank's shard")
 
+    def parameters(self) -> Mapping[str, object]:
+        """See `Compressor.parameters`."""
+        return {"compressor": self.compressor}
+
     @property
     def kind(self) -> Kind:  # type: ignore[override]
         """That of the compressor."""
@@ -223,6 +227,10 @@ class DGC(ErrorFeedback):
         super().__init__(TopK(ratio, selection=selection, warmup_steps=warmup_steps, exchange=exchange))
         self.momentum = momentum
         self.velocities = Memory("velocity")
+
+    def parameters(self) -> Mapping[str, object]:
+        """See `Compressor.parameters`."""
+        return {**super().parameters(), "momentum": self.momentum}
 
     def gather(self, x: Pieces, key: str) -> Pieces:
         """The velocity: what the optimiser's momentum would make of this rank's gradient."""

@@ -79,6 +79,10 @@ class PowerSGD(Compressor):
         self._factors: dict[str, list[Floats]] = {}
         self._shapes: dict[str, list[tuple[int, ...]]] = {}
 
+    def parameters(self) -> Mapping[str, object]:
+        """See `Compressor.parameters`."""
+        return {"rank": self.rank, "warm_start": self.warm_start}
+
     def set_shapes(self, key: str, shapes: Shapes) -> None:
         """See `Compressor.set_shapes`."""
         self._shapes[key] = [tuple(shape) for shape in shapes]

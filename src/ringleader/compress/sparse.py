@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -100,6 +101,16 @@ class TopK(Counting):
         self.compression_ratio = 1.0 if ratio is None else 0.5 / ratio
         self._counter = Counter(0)
 
+    def parameters(self) -> Mapping[str, object]:
+        """See `Compressor.parameters`."""
+        return {
+            "ratio": self.ratio,
+            "k": self.k,
+            "selection": self.selection,
+            "warmup_steps": self.warmup_steps,
+            "exchange": self.exchange,
+        }
+
     def ratio_at(self, step: int) -> float | None:
         """Part of the elements that is sent in a step."""
         if self.ratio is None or step >= self.warmup_steps or self.ratio >= _WARM_UP_START:
@@ -185,6 +196,10 @@ class RandomK(Counting):
         self.ratio, self.k, self.unbiased = ratio, k, unbiased
         self.compression_ratio = 1.0 if ratio is None else 1 / ratio
         self._counter = Counter(seed)
+
+    def parameters(self) -> Mapping[str, object]:
+        """See `Compressor.parameters`."""
+        return {"ratio": self.ratio, "k": self.k, "unbiased": self.unbiased}
 
     def compress(self, x: Any, key: str = "") -> Payload:
         """See `Compressor.compress`."""

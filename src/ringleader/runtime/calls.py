@@ -15,10 +15,16 @@ from ringleader import _core, errors
 from ringleader.runtime import arrays, dtypes
 from ringleader.runtime.arrays import Buffer
 from ringleader.runtime.dtypes import ReduceOp
-from ringleader.runtime.plans import Choice, Planner, Request
+from ringleader.runtime.plans import Choice, Planned, Request
 from ringleader.schedule import Collective
 
-__all__ = ["Call", "Group"]
+__all__ = ["Call", "Group", "Plans"]
+
+
+class Plans(Protocol):
+    """Where a call gets its plan: `plans.Planner`, or what stands before it."""
+
+    def plan(self, request: Request) -> Planned: ...  # noqa: D102
 
 
 class Group(Protocol):
@@ -29,7 +35,7 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...  # noqa: D102
     @property
-    def planner(self) -> Planner: ...  # noqa: D102
+    def planner(self) -> Plans: ...  # noqa: D102
 
 
 class Call:

@@ -146,7 +146,6 @@ class Collectives(Runner):
         if compression is not None:
             if algorithm is not None or wire is not None:
                 raise errors.InvalidArgument("compression= cannot be combined with algorithm= or wire=")
-            self._check_usable()
             return compressed.all_reduce(cast("Communicator", self), x, op, compression, out, async_op, timeout)
         wire = parse_wire(wire)
         if out is None:

@@ -81,6 +81,7 @@ class Request(NamedTuple):
     algorithm: str | None
     shape: tuple[int, ...] | None
     wire: str | None
+    description: str = ""  # what else must be alike on all ranks
 
 
 class Choice(NamedTuple):
@@ -151,6 +152,7 @@ class Planner:
         proto = "" if config.proto in (None, "auto") else config.proto
         self._limits = {"RINGLEADER_ALGO": config.algo or "", "RINGLEADER_PROTO": proto}
         self._plans: LruCache[Request, Planned] = LruCache(PLAN_CACHE_SIZE)
+        self._selections: LruCache[Request, tuple[str, str, tune.Choice]] = LruCache(PLAN_CACHE_SIZE)
         self._announced: LruCache[tuple[object, ...], bool] = LruCache(256)
         if core.rank == 0:
             self._report(config)
@@ -192,21 +194,31 @@ class Planner:
         return planned
 
     def _build(self, request: Request) -> Planned:
-        collective, count, code, itemsize, op, root, algorithm, shape, asked = request
+        collective, count, code, itemsize, op, root, algorithm, shape, asked, description = request
         n = len(self._nodes)
         nbytes = count * itemsize * (n if collective.blocked else 1)
-        wire, ruled = self._wire_of(collective, nbytes, code, asked)
-        chosen = tune.select(
-            collective.value, nbytes, n, self._nodes, itemsize, forced=algorithm, env=self._limits, rules=self._sets,
-            wire=wire, model=self._model,
-        )  # fmt: skip
+        # There may be many descriptions of what is otherwise one request.
+        selection = self._selections.get(request._replace(description="")) if description else None
+        if selection is None:
+            wire, ruled = self._wire_of(collective, nbytes, code, asked)
+            chosen = tune.select(
+                collective.value, nbytes, n, self._nodes, itemsize, forced=algorithm, env=self._limits,
+                rules=self._sets, wire=wire, model=self._model,
+            )  # fmt: skip
+            if description:
+                self._selections.put(request._replace(description=""), (wire, ruled, chosen))
+        else:
+            wire, ruled, chosen = selection
         schedule = algorithms.build(collective.value, chosen.algorithm, n, root, self._nodes)
         if chosen.channels > 1:
             schedule = schedule.split(chosen.channels)
         # The protocol decides who copies, so ranks that differ in it must not meet: it is part of the fingerprint.
         # So is the schedule itself: under one name, a user's algorithm or file might differ from rank to rank.
         channels = f"/channels={chosen.channels}" if chosen.channels > 1 else ""
-        identity = algorithms.algorithm_hash(f"{chosen.algorithm}/{chosen.protocol}{channels}/{schedule.fingerprint}")
+        extra = f"/{description}" if description else ""
+        identity = algorithms.algorithm_hash(
+            f"{chosen.algorithm}/{chosen.protocol}{channels}/{schedule.fingerprint}{extra}"
+        )
         operation, factor = (NO_OP, 1.0) if op is None else (op.code, op.factor)
 
         def bind(core: _core.Communicator, part: Schedule, elements: int) -> _core.Plan:
@@ -264,3 +276,4 @@ class Planner:
     def clear(self) -> None:
         """Forget all plans."""
         self._plans.clear()
+        self._selections.clear()

@@ -47,8 +47,9 @@ _TENSOR_TYPES: set[Any] = set()
 
 
 # What is asked for, apart from the arrays: verb, operator, root, algorithm, wire format. What a verb does not take
-# stands as the native lane sees a call that does not give it: `NO_OP`, 0, None.
-Head: TypeAlias = tuple[str, Any, Any, str | None, str | None]
+# stands as the native lane sees a call that does not give it: `NO_OP`, 0, None. Of a part of a compressed call also the
+# digest of its description, see `compressed.described`.
+Head: TypeAlias = tuple[str, Any, Any, str | None, str | None] | tuple[str, Any, Any, str | None, str | None, str]
 NO_OP: Final = "sum"
 MISS: Final = object()
 
@@ -162,7 +163,9 @@ class Runner(_core.Lane):
         self._known[_key(head, x, out)] = known
 
     def _teach(self, head: Head, x: Any, out: Any, known: _Known, in_ptr: int = 0, keep: Any = None) -> None:
-        """Let the native lane run calls like this one."""
+        """Let the native lane run calls like this one; it knows of no descriptions."""
+        if len(head) > 5:
+            return
         verb, *words = head
         plan, choice, writes, distance = known
         self._learn(_CODES[verb], tuple(words), x, out, plan, choice, writes, distance, in_ptr, keep)

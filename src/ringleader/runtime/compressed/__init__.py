@@ -1,7 +1,8 @@
 """Collectives on compressed arrays, see docs/compression.md.
 
-`entry` has the calls, `cost` says what they send and whether that pays, `reduction` and `scatter` how payloads of each
-kind are reduced, `scratch` memory that is used again, `lane` what runs beside the caller.
+`entry` has the calls, `described` what they must have in common on all ranks, `cost` says what they send and whether
+that pays, `reduction` and `scatter` how payloads of each kind are reduced, `scratch` memory that is used again, `lane`
+what runs beside the caller.
 """
 
 from __future__ import annotations

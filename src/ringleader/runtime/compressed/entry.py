@@ -14,6 +14,7 @@ from ringleader.compress.base import Compressor, Floats, Keyed, as_floats, no_co
 from ringleader.compress.pieces import Pieces
 from ringleader.runtime import arrays
 from ringleader.runtime.compressed.cost import pays
+from ringleader.runtime.compressed.described import AS_IT_IS, describe, same_on_all
 from ringleader.runtime.compressed.lane import lane_of, lane_or_none
 from ringleader.runtime.compressed.reduction import Reduction
 from ringleader.runtime.dtypes import ReduceOp, parse_op
@@ -80,6 +81,11 @@ def all_reduce(
         if room is None:
             _store(target, result.reshape(shape))
 
+    try:
+        comm._check_usable()
+    except errors.AbortedError:
+        with same_on_all(comm, describe("all_reduce", average, compressor, key, shape)):
+            raise
     if async_op:
         lane = lane_of(comm, timeout)
         return Work(lane.start(lambda: run(lane.comm)), target)
@@ -189,11 +195,11 @@ def _reduce(
     out: Pieces | None,
     dense: bool,
 ) -> Pieces:
-    reduction = Reduction(comm, average, compressor, key, timeout, out)
-    with transaction(compressor, key):
-        if dense or x.size == 0 or not pays(comm, compressor, x.size):
-            return reduction.dense(x)
-        return reduction.run(x, shape)
+    description = describe("all_reduce", average, compressor, key, shape)
+    with same_on_all(comm, description), transaction(compressor, key):
+        whole = dense or x.size == 0 or not pays(comm, compressor, x.size)
+        reduction = Reduction(comm, average, compressor, key, timeout, description + AS_IT_IS * whole, out)
+        return reduction.dense(x) if whole else reduction.run(x, shape)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from ringleader.compress.low_rank import PowerSGD
 from ringleader.compress.pieces import Pieces
 from ringleader.compress.sparse import TopK, pack, unpack
 from ringleader.runtime.compressed.cost import scatters
+from ringleader.runtime.compressed.described import Described
 from ringleader.runtime.compressed.scratch import scratch_of
 from ringleader.runtime.watched import unseen
 
@@ -61,9 +62,11 @@ class Reduction:
         compressor: Compressor,
         key: str,
         timeout: float | None,
+        description: str,
         out: Pieces | None = None,
     ) -> None:
         self.comm, self.n, self.out = comm, comm.size, out
+        self.first = Described(comm, description)  # for the first exchange of payloads
         self.average, self.key, self.timeout = average, key, timeout
         self.feedback = compressor if isinstance(compressor, ErrorFeedback) else None
         self.compressor = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
@@ -79,7 +82,7 @@ class Reduction:
         out = self._room(x.size)
         whole = out.parts[0] if len(out.parts) == 1 else total
         into = None if whole.ctypes.data == total.ctypes.data else whole
-        self.comm.all_reduce(total, "avg" if self.average else "sum", out=into, timeout=self.timeout)
+        self.first.all_reduce(total, "avg" if self.average else "sum", out=into, timeout=self.timeout)
         out.store(whole)
         return out
 
@@ -168,7 +171,7 @@ class Reduction:
 
     def _cast(self, compressor: Cast, x: Floats) -> Pieces:
         total, scale = compressor.scaled(x, self.n)
-        self.comm.all_reduce(total, "sum", wire=compressor.scheme, timeout=self.timeout)
+        self.first.all_reduce(total, "sum", wire=compressor.scheme, timeout=self.timeout)
         factor = np.float32(1.0 / (scale * self.n) if self.average else 1.0 / scale)
         out = self._room(total.size)
         for lo, hi, part in out.placed():
@@ -176,7 +179,7 @@ class Reduction:
         return out
 
     def _linear(self, payload: Payload) -> Pieces:
-        self.comm.all_reduce(payload.data, "sum", wire="f32", timeout=self.timeout)
+        self.first.all_reduce(payload.data, "sum", wire="f32", timeout=self.timeout)
         out = self._room(payload.elements)
         whole = out.parts[0] if len(out.parts) == 1 else None
         out.store(self.compressor.decompress(payload, whole))
@@ -184,7 +187,7 @@ class Reduction:
 
     def _low_rank(self, compressor: PowerSGD, x: Pieces, shape: tuple[int, ...]) -> Pieces:
         def mean(factors: Floats) -> None:
-            self.comm.all_reduce(factors, "avg", wire="f32", timeout=self.timeout)
+            self.first.all_reduce(factors, "avg", wire="f32", timeout=self.timeout)
 
         out = self._room(x.size)
         if all(out.whole(part.begin, part.end) is not None for part in compressor.parts(self.key, x.size, shape)):
@@ -243,7 +246,7 @@ class Reduction:
             compressor.encode(sent[r, : nbytes[r]], x.between(lo, hi), before, after, seed ^ r << 16)
             sent[r, nbytes[r] :] = 0
         received = self.scratch("received", self.n, nbytes[0])
-        self.comm.all_to_all(sent, out=received, timeout=self.timeout)
+        self.first.all_to_all(sent, out=received, timeout=self.timeout)
         return received
 
     # ------------------------------------------------------------------------------------------- sparse
@@ -259,7 +262,7 @@ class Reduction:
         return payload
 
     def _gathered_sparse(self, payload: Payload) -> Pieces:
-        table = self.comm.all_gather(payload.data, timeout=self.timeout)
+        table = self.first.all_gather(payload.data, timeout=self.timeout)
         return self._sum_of(table, self._room(payload.elements), 1.0 / self.n if self.average else 1.0)
 
     def _sum_of(self, table: NDArray[np.uint32], total: Pieces, scale: float) -> Pieces:
@@ -286,7 +289,7 @@ class Reduction:
             count = edges[r + 1] - edges[r]
             sent[r, :count] = index[edges[r] : edges[r + 1]] - np.uint32(r * size)
             sent[r, room : room + count] = value[edges[r] : edges[r + 1]].view(np.uint32)
-        received = self.comm.all_to_all(sent, timeout=self.timeout)
+        received = self.first.all_to_all(sent, timeout=self.timeout)
         lo, hi = min(rank * size, elements), min((rank + 1) * size, elements)
         if hi == lo:  # nothing is sent to an empty part, but its messages have places
             received = received[:, :0]
@@ -320,7 +323,7 @@ class Reduction:
     def _gathered(self, payload: Payload) -> Pieces:
         """Payloads of any length from all ranks, decompressed and added in the order of ranks."""
         data = np.ascontiguousarray(payload.data)
-        lengths = self.comm.all_gather(np.array([data.size], np.int64), timeout=self.timeout).reshape(-1)
+        lengths = self.first.all_gather(np.array([data.size], np.int64), timeout=self.timeout).reshape(-1)
         padded = np.zeros(int(lengths.max()), data.dtype)
         padded[: data.size] = data
         table = self.comm.all_gather(padded, timeout=self.timeout)

@@ -15,6 +15,7 @@ from ringleader.compress.low_rank import PowerSGD
 from ringleader.compress.pieces import Pieces
 from ringleader.compress.sparse import RandomK, TopK, pack, unpack
 from ringleader.runtime.compressed.cost import pays
+from ringleader.runtime.compressed.described import AS_IT_IS, describe, same_on_all
 from ringleader.runtime.compressed.entry import transaction
 from ringleader.runtime.compressed.reduction import Reduction, shards
 
@@ -80,11 +81,11 @@ def reduce_scatter_vector(
         raise errors.InvalidArgument(f"x has {x.size} elements; expected a multiple of the {comm.size} ranks")
     if comm.size == 1:
         return x.copy()
-    scatter = _Scatter(comm, average, compressor, key, timeout)
-    with transaction(compressor, key):
-        if x.size == 0 or not pays(comm, compressor, x.size):
-            return scatter.whole(x)
-        return scatter.shard(x)
+    description = describe("reduce_scatter", average, compressor, key, x.shape)
+    with same_on_all(comm, description), transaction(compressor, key):
+        whole = x.size == 0 or not pays(comm, compressor, x.size)
+        scatter = _Scatter(comm, average, compressor, key, timeout, description + AS_IT_IS * whole)
+        return scatter.whole(x) if whole else scatter.shard(x)
 
 
 class _Scatter(Reduction):
@@ -94,7 +95,7 @@ class _Scatter(Reduction):
         """Without compression, and nothing remembered."""
         total = x if self.feedback is None else self.feedback.pending(Pieces([x]), self.key)
         op = "avg" if self.average else "sum"
-        shard: Floats = self.comm.reduce_scatter(total.reshape(self.n, -1), op=op, timeout=self.timeout)
+        shard: Floats = self.first.reduce_scatter(total.reshape(self.n, -1), op=op, timeout=self.timeout)
         return shard.reshape(-1)
 
     def shard(self, x: Floats) -> Floats:
@@ -128,7 +129,7 @@ class _Scatter(Reduction):
         if self.feedback is not None:
             self.feedback.sent(_joined(payloads, size), self.key)
         sent = np.stack([payload.data for payload in payloads])
-        received: NDArray[np.uint32] = self.comm.all_to_all(sent, timeout=self.timeout)
+        received: NDArray[np.uint32] = self.first.all_to_all(sent, timeout=self.timeout)
         shard = Pieces([np.empty(size, np.float32)])
         return self._sum_of(received, shard, 1.0 / self.n if self.average else 1.0).joined()
 
@@ -139,7 +140,7 @@ class _Scatter(Reduction):
         sent = np.stack([compressor.take(row, index, remembers) for row in total])
         if remembers:
             _core.compress.clean(total.reshape(-1))
-        values: Floats = self.comm.reduce_scatter(sent, op="sum", wire="f32", timeout=self.timeout)
+        values: Floats = self.first.reduce_scatter(sent, op="sum", wire="f32", timeout=self.timeout)
         return self._finish(Pieces([compressor.decompress(Payload(values, total.shape[1], index))])).joined()
 
     def _any(self, x: Floats, bounds: list[tuple[int, int]]) -> Floats:
@@ -156,7 +157,7 @@ class _Scatter(Reduction):
         sent = np.zeros((self.n, self._most(int(counts.max()))), payloads[0].data.dtype)
         for row, payload in zip(sent, payloads, strict=True):
             row[: payload.data.size] = payload.data
-        lengths = self.comm.all_to_all(counts.reshape(self.n, 1), timeout=self.timeout).reshape(-1)
+        lengths = self.first.all_to_all(counts.reshape(self.n, 1), timeout=self.timeout).reshape(-1)
         received = self.comm.all_to_all(sent, timeout=self.timeout)
         mine = payloads[self.comm.rank]
         total = np.zeros(mine.elements, np.float32)
