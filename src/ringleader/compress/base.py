@@ -43,7 +43,7 @@ def no_compressor(given: object) -> str:
     Examples
     --------
     >>> no_compressor("fp16")
-    "expected a compressor of ringleader.compress, e.g. FP16(); did you mean FP16()?"
+    'expected a compressor of ringleader.compress, e.g. FP16(); did you mean FP16()?'
     """
     from ringleader import compress
 
