@@ -6,6 +6,7 @@ The project's own stores are in `tcpstore.py` (authenticated) and `filestore.py`
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -241,14 +242,21 @@ class TorchStore:
     """Any `torch.distributed.Store` as a `Store`. The torch store stays the caller's.
 
     torch's own blocking `get` sleeps in C++, deaf to Ctrl-C, for the store's own time limit; so this polls with
-    `check`, which never waits.
+    `check`, which never waits. The same holds for every call of a FileStore whose file somebody has removed (the last
+    rank to leave does): that is found out first.
     """
 
     def __init__(self, store: Any, prefix: str = "ringleader") -> None:
         self._store = store
         self._prefix = prefix
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        path = getattr(store, "path", None)  # of a FileStore, which has made the file by now
+        self._path = path if isinstance(path, str) else None
 
     def _key(self, key: str) -> str:
+        if self._path is not None and not os.path.exists(self._path):
+            raise RendezvousError(f"the torch store is lost: its file {self._path} was removed")
         return f"{self._prefix}/{key}"
 
     def _lost(self, error: Exception) -> RendezvousError:
@@ -265,9 +273,9 @@ class TorchStore:
 
     def get(self, key: str, timeout: float) -> bytes:
         """See `Store`."""
-        name = self._key(key)
         try:
             for _ in backoff(time.monotonic() + timeout):
+                name = self._key(key)
                 if self._store.check([name]):
                     return bytes(self._store.get(name))
         except RuntimeError as error:
