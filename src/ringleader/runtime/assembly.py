@@ -266,9 +266,9 @@ class Assembly:
             except CollectiveTimeout:
                 pass
             except StoreLost as error:
-                if not self._served_by_root or seen:
+                if not self._served_by_root or seen or _claimed:
+                    # Perhaps the store of the job before, in which this process was: rank 0 has still to leave it.
                     raise
-                # A store of the job before would hold a start.
                 raise PeerLost(
                     f"rank 0 ended when it had just begun to serve {self._where} ({error}); start all ranks again", [0]
                 ) from error
