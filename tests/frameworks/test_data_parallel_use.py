@@ -278,7 +278,7 @@ def other_models(path: str) -> list[str]:
             DataParallel(nn.Tanh())
         with pytest.raises(errors.InvalidArgument, match="sparse=False"):
             DataParallel(nn.Embedding(4, 4, sparse=True))
-        with pytest.raises(errors.InvalidArgument, match="valid: .*fixed"):
+        with pytest.raises(errors.InvalidArgument, match=r"valid: .*fixed"):
             DataParallel(small(), overlap="sometimes")  # type: ignore[arg-type]
     return told
 

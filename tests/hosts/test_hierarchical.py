@@ -72,8 +72,18 @@ def test_waiting_for_a_slow_line_leaves_the_core_to_others_also_beside_ranks_of_
         limits = ["root", "tbf", "rate", "200mbit", "burst", "50000", "latency", "50ms"]
         command = ["tc", "-n", hosts.name(host), "qdisc", "replace", "dev", "eth0", *limits]
         subprocess.run(command, check=True, capture_output=True, timeout=20)
-    for code, out, err in outputs(hosts.start_job(WAITING, (2, 2))):
-        assert code == 0, err
-        share, least = map(float, out.split())
-        assert least == 3
-        assert share < 0.08  # 0.12 to 0.15 where it spins and yields between packets, 0.02 to 0.03 where it sleeps
+
+    def share(env: dict[str, str]) -> float:
+        """Of the core that a rank takes: the largest."""
+        shares = []
+        for code, out, err in outputs(hosts.start_job(WAITING, (2, 2), env)):
+            assert code == 0, err
+            taken, least = map(float, out.split())
+            assert least == 3
+            shares.append(taken)
+        return max(shares)
+
+    # What the system takes for the packets themselves is in both, and differs much from machine to machine. Where ranks
+    # spin and yield between packets, they take five times what they take asleep.
+    always_asleep = share({"RINGLEADER_SPIN_US": "0", "RINGLEADER_YIELD_US": "0"})
+    assert share({}) < 2 * always_asleep + 0.04

@@ -244,8 +244,6 @@ def test_children_end_with_the_parent(tmp_path, how):
 
 def test_programs_that_the_ranks_cannot_import(tmp_path):
     call = "import ringleader as rl, math\nrl.spawn(math.sqrt, 1, 4.0)"
-    done = subprocess.run([sys.executable, "-"], input=call, capture_output=True, text=True, timeout=150)
-    assert done.returncode != 0 and "save it to a file first" in done.stderr
     unguarded = tmp_path / "unguarded.py"
     unguarded.write_text(call)
     done = subprocess.run([sys.executable, str(unguarded)], capture_output=True, text=True, timeout=150)
