@@ -53,6 +53,8 @@ def trains(path: str, lossy: bool) -> tuple[bytes, list[float], list[str], list[
                 step(number)  # once more after the change, which shows in the trace then
                 if changed:
                     break
+        for number in range(520, 600):  # enough to learn something, however early it changed
+            step(number)
         marks = sorted({e.name for e in profile.events() if e.name.startswith("ringleader:adaptive")})
         state = hook.state_dict()
         hook.load_state_dict(state)
@@ -67,7 +69,7 @@ def test_ranks_stay_equal_learn_and_change_together(ranks: Ranks, lossy: bool) -
     results = ranks.run(trains, lossy)
     bits, losses, history, marks, remembered = results[0]
     assert all(result[0] == bits and result[2] == history for result in results)
-    assert losses[-1] < losses[0] / 2
+    assert sum(losses[-8:]) / 8 < losses[0] / 2
     assert remembered
     if lossy:
         assert any(("bf16" in each or "OneBit" in each) and "f32 ->" in each for each in history)
