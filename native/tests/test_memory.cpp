@@ -424,7 +424,13 @@ TEST_CASE("secluded memory keeps its content and hears no more of peers") {
   CHECK(arena.used() == before);
 }
 
-TEST_CASE("no store is lost while memory is secluded") {
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kMappingIsAWrite = true;  // to TSan, which knows nothing of page tables: each store beside it would be a race
+#else
+constexpr bool kMappingIsAWrite = false;
+#endif
+
+TEST_CASE("no store is lost while memory is secluded" * doctest::skip(kMappingIsAWrite)) {
   Arena& arena = Arena::instance();
   constexpr std::size_t kBytes = 8 * kMiB;
   for (int round = 0; round < 5; ++round) {
