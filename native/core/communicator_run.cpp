@@ -273,8 +273,10 @@ void Communicator::run_job(Job& job) {
     slices = start_slices(job);
     begin(*job.plan, job.in, job.out);
   } catch (const Error& error) {
-    give_up_slices(*job.plan, slices, error);
-    job.work->fail(error);
+    // What could not begin can be tried again, unless parts of it were to run beside it: of those peers may run some by now.
+    const Error cause = job.plan->beside.empty() ? error : first_cause_of(error);
+    give_up_slices(*job.plan, slices, cause);
+    job.work->fail(cause);
     return;
   }
   try {

@@ -258,6 +258,20 @@ TEST_CASE("memory of a communicator that is closed under a caller's hands stays 
   CHECK(Arena::instance().used() == before);
 }
 
+TEST_CASE("an operation of which a slice can not start, since peers gave that slice up, ends its communicator") {
+  EngineGroup group({0, 0}, 30), beside({0, 0}, 30);
+  const auto request = [&] { return all_reduce_request(two_shot(2), 2, 2, group.nodes(), 100); };
+  auto plan = std::make_shared<Plan>(*group[0]->make_plan(request()));
+  plan->beside.push_back({beside[0], beside[0]->make_plan(request()), 0});
+  beside[1]->abort(ErrorKind::mismatch, 1, "rank 1 runs another operation");
+  std::vector<std::int32_t> x(100, 1);
+  const auto work = group[0]->start(plan, x.data(), x.data(), 10);
+  REQUIRE(work->wait_until(Clock::now() + std::chrono::seconds(5)));
+  CHECK_THROWS_WITH_AS(work->rethrow(), doctest::Contains("rank 1 runs another operation"), Error);
+  CHECK(group[0]->state() == Communicator::State::aborted);
+  CHECK_THROWS_WITH_AS(group[1]->require_usable(), doctest::Contains("rank 1 runs another operation"), Error);
+}
+
 TEST_CASE("ranks on different hosts that only wait for each other learn that they disagree") {
   EngineGroup group({0, 1}, 30);
   const auto errors = group.run([&](Rank r) {  // each waits for a message of the other, in different operations
