@@ -139,6 +139,7 @@ verify-all: setup
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	find native -name '*.[ch]pp' -exec $(BIN)/clang-format --dry-run -Werror {} +
 
 typecheck: $(INSTALLED)
 	$(BIN)/mypy

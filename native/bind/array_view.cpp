@@ -12,8 +12,12 @@ bool layout_is_known(const nb::object& type, const nb::object& probe) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(probe.ptr())) != type.ptr()) return false;
   const ArrayFields& seen = fields(probe.ptr());
   const auto address = nb::cast<std::uintptr_t>(probe.attr("__array_interface__")["data"][nb::int_(0)]);
-  if (reinterpret_cast<std::uintptr_t>(seen.data) != address || seen.nd != 2 || seen.descr != nb::object(probe.attr("dtype")).ptr()) return false;
-  if (seen.dimensions[0] != 2 || seen.dimensions[1] != 3 || seen.strides[0] != 12 || seen.strides[1] != 4 || !plain(seen)) return false;
+  if (reinterpret_cast<std::uintptr_t>(seen.data) != address || seen.nd != 2 ||
+      seen.descr != nb::object(probe.attr("dtype")).ptr())
+    return false;
+  if (seen.dimensions[0] != 2 || seen.dimensions[1] != 3 || seen.strides[0] != 12 || seen.strides[1] != 4 ||
+      !plain(seen))
+    return false;
   const nb::object turned = probe.attr("T");
   if (plain(fields(turned.ptr())) || fields(turned.ptr()).base != probe.ptr()) return false;
   probe.attr("setflags")(nb::arg("write") = false);

@@ -7,11 +7,10 @@
 
 namespace ringleader {
 
-// The public head of a PyArrayObject. Its layout has not changed since NumPy 1.7 and is part of NumPy's ABI; it is tried on an
-// array of known content nevertheless before it is relied on (`load_array_type`).
+// The public head of a PyArrayObject. Its layout has not changed since NumPy 1.7 and is part of NumPy's ABI; it is
+// tried on an array of known content nevertheless before it is relied on (`load_array_type`).
 struct ArrayFields {
-  PyObject_HEAD
-  char* data;
+  PyObject_HEAD char* data;
   int nd;
   Py_ssize_t* dimensions;
   Py_ssize_t* strides;

@@ -1,9 +1,10 @@
-// The short way from a Python call to a plan, for calls that repeat an earlier one on plain NumPy arrays: `Lane` remembers
-// such calls, `Verb` is the method that asks it first and falls back on the documented Python method. Raw CPython, because a call here is
-// to cost some tens of nanoseconds.
+// The short way from a Python call to a plan, for calls that repeat an earlier one on plain NumPy arrays: `Lane`
+// remembers such calls, `Verb` is the method that asks it first and falls back on the documented Python method. Raw
+// CPython, because a call here is to cost some tens of nanoseconds.
 //
-// Invariant: whatever the long way (runtime/calls.py) checks follows from the key (types, shapes, operator, root, algorithm, wire
-// format) or is checked again here (contiguous, writable, not overlapping); the state of the communicator is checked by the core.
+// Invariant: whatever the long way (runtime/calls.py) checks follows from the key (types, shapes, operator, root,
+// algorithm, wire format) or is checked again here (contiguous, writable, not overlapping); the state of the
+// communicator is checked by the core.
 #include <Python.h>
 #include <structmember.h>
 
@@ -79,8 +80,7 @@ using Entries = std::array<Set, kSets>;
 // ---- Lane: the base class of communicators
 
 struct Lane {
-  PyObject_HEAD
-  PyObject* last_choice;
+  PyObject_HEAD PyObject* last_choice;
   std::unique_ptr<Entries> entries;
 };
 
@@ -88,19 +88,26 @@ PyTypeObject* lane_type;
 
 std::size_t set_of(long verb, PyObject* const* words, PyObject* x, PyObject* out) {
   std::uint64_t hash = static_cast<std::uint64_t>(verb) * 4 + (out != nullptr ? 2 : 0);
-  for (std::size_t i = 0; i < kWords; ++i) hash = (hash ^ reinterpret_cast<std::uintptr_t>(words[i])) * 0x9e3779b97f4a7c15u;
+  for (std::size_t i = 0; i < kWords; ++i)
+    hash = (hash ^ reinterpret_cast<std::uintptr_t>(words[i])) * 0x9e3779b97f4a7c15u;
   if (x != nullptr) {
     const ArrayFields& given = fields(x);
     hash ^= reinterpret_cast<std::uintptr_t>(given.descr);
-    for (int d = 0; d < given.nd; ++d) hash = (hash ^ static_cast<std::uint64_t>(given.dimensions[d])) * 0xbf58476d1ce4e5b9u;
+    for (int d = 0; d < given.nd; ++d)
+      hash = (hash ^ static_cast<std::uint64_t>(given.dimensions[d])) * 0xbf58476d1ce4e5b9u;
   }
   return static_cast<std::size_t>((hash * 0x94d049bb133111ebu) >> 58);
 }
 static_assert(kSets == std::size_t{1} << (64 - 58));
 
-bool usable(PyObject* array) { return array == nullptr || (Py_TYPE(array) == load_array_type() && plain(fields(array)) && fields(array).nd <= kMaxDims); }
+bool usable(PyObject* array) {
+  return array == nullptr ||
+         (Py_TYPE(array) == load_array_type() && plain(fields(array)) && fields(array).nd <= kMaxDims);
+}
 
-std::uintptr_t address(PyObject* array) { return array == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(fields(array).data); }
+std::uintptr_t address(PyObject* array) {
+  return array == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(fields(array).data);
+}
 
 PyObject* lane_new(PyTypeObject* type, PyObject*, PyObject*) {
   auto* self = reinterpret_cast<Lane*>(type->tp_alloc(type, 0));
@@ -116,7 +123,8 @@ int lane_traverse(PyObject* object, visitproc visit, void* arg) {
     for (const Set& set : *self->entries)
       for (const Entry& entry : set) {
         for (const nb::object& word : entry.words) Py_VISIT(word.ptr());
-        for (const nb::object* held : {&entry.descr_x, &entry.descr_out, &entry.plan, &entry.choice, &entry.keep}) Py_VISIT(held->ptr());
+        for (const nb::object* held : {&entry.descr_x, &entry.descr_out, &entry.plan, &entry.choice, &entry.keep})
+          Py_VISIT(held->ptr());
       }
   return 0;
 }
@@ -154,16 +162,16 @@ void note(PyObject* array, ArrayKey& key, nb::object& descr) {
   std::copy_n(given.dimensions, given.nd, key.dims);
 }
 
-// learn(verb, (op, root, algorithm, wire), x, out, plan, choice, writes, distance, in_ptr, keep). Arrays that the short way cannot
-// take are ignored.
+// learn(verb, (op, root, algorithm, wire), x, out, plan, choice, writes, distance, in_ptr, keep). Arrays that the short
+// way cannot take are ignored.
 PyObject* lane_learn(PyObject* object, PyObject* args) {
   auto* self = reinterpret_cast<Lane*>(object);
   long verb = 0;
   PyObject *words[kWords], *x, *out, *plan, *choice, *distance, *keep;
   int writes = 0;
   unsigned long long in = 0;
-  if (!PyArg_ParseTuple(args, "l(OOOO)OOOOpOKO", &verb, &words[0], &words[1], &words[2], &words[3], &x, &out, &plan, &choice, &writes, &distance,
-                        &in, &keep))
+  if (!PyArg_ParseTuple(args, "l(OOOO)OOOOpOKO", &verb, &words[0], &words[1], &words[2], &words[3], &x, &out, &plan,
+                        &choice, &writes, &distance, &in, &keep))
     return nullptr;
   if (x == Py_None) x = nullptr;
   if (out == Py_None) out = nullptr;
@@ -200,8 +208,7 @@ PyObject* lane_learn(PyObject* object, PyObject* args) {
 // ---- Verb: a method of communicators
 
 struct Verb {
-  PyObject_HEAD
-  vectorcallfunc call;
+  PyObject_HEAD vectorcallfunc call;
   PyObject* function;  // the documented method
   PyObject* dict;
   long code;
@@ -229,7 +236,9 @@ bool sort_arguments(const Verb& verb, PyObject* const* args, std::size_t n, PyOb
 }
 
 bool overlapping(const Entry& entry, std::uintptr_t in, std::uintptr_t out) {
-  if (in >= out + static_cast<std::uintptr_t>(entry.out.nbytes) || out >= in + static_cast<std::uintptr_t>(entry.x.nbytes)) return false;
+  if (in >= out + static_cast<std::uintptr_t>(entry.out.nbytes) ||
+      out >= in + static_cast<std::uintptr_t>(entry.x.nbytes))
+    return false;
   return !entry.in_place || static_cast<Py_ssize_t>(out - in) != entry.distance;
 }
 
@@ -269,7 +278,8 @@ PyObject* verb_call(PyObject* object, PyObject* const* args, std::size_t nargsf,
     PyObject* const limit = values[kTimeout];
     double timeout = 0;
     const bool simple_limit = limit == nullptr || limit == Py_None ||
-                              ((PyFloat_CheckExact(limit) || PyLong_CheckExact(limit)) && (timeout = PyFloat_AsDouble(limit)) > 0);
+                              ((PyFloat_CheckExact(limit) || PyLong_CheckExact(limit)) &&
+                               (timeout = PyFloat_AsDouble(limit)) > 0);
     if (timeout < 0) PyErr_Clear();  // an integer beyond the range of a double, or a limit that the method refuses
     Lane& lane = *reinterpret_cast<Lane*>(args[0]);
     const Entry* const entry = simple_limit ? find(lane, verb.code, values) : nullptr;
@@ -331,7 +341,8 @@ PyObject* verb_get(PyObject* self, PyObject* instance, PyObject*) {
 // ---- the types
 
 PyMemberDef lane_members[] = {{"_last_choice", T_OBJECT, offsetof(Lane, last_choice), 0, nullptr}, {}};
-PyMethodDef lane_methods[] = {{"_learn", lane_learn, METH_VARARGS, nullptr}, {"_forget", lane_forget, METH_NOARGS, nullptr}, {}};
+PyMethodDef lane_methods[] = {
+    {"_learn", lane_learn, METH_VARARGS, nullptr}, {"_forget", lane_forget, METH_NOARGS, nullptr}, {}};
 PyMemberDef verb_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Verb, call), READONLY, nullptr},
                               {"__dictoffset__", T_PYSSIZET, offsetof(Verb, dict), READONLY, nullptr},
                               {}};
@@ -360,7 +371,8 @@ void bind_calls(nb::module_& m) {
                               {Py_tp_members, verb_members},
                               {Py_tp_getset, verb_properties},
                               {0, nullptr}};
-  make_type(m, "Verb", "ringleader._core.Verb", sizeof(Verb), Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL, verb_slots);
+  make_type(m, "Verb", "ringleader._core.Verb", sizeof(Verb), Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL,
+            verb_slots);
 }
 
 }  // namespace ringleader

@@ -22,7 +22,8 @@ namespace {
 
 bool wait_work(PyWork& self, double timeout) {
   const auto until = timeout > 0 && timeout < 1e9
-                         ? Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout))
+                         ? Clock::now() +
+                               std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout))
                          : Clock::time_point::max();
   while (!self.over()) {
     const auto slice = Clock::now() + kSlice;
@@ -47,27 +48,33 @@ CommOptions parse_options(const std::map<std::string, std::int64_t>& given) {
   const auto take = [&](const char* key, std::int64_t fallback) {
     const auto found = rest.find(key);
     const std::int64_t value = found == rest.end() ? fallback : found->second;
-    if (value < 0) throw Error(ErrorKind::invalid, std::string("option ") + key + ": expected a non-negative number, got " + std::to_string(value));
+    if (value < 0)
+      throw Error(ErrorKind::invalid,
+                  std::string("option ") + key + ": expected a non-negative number, got " + std::to_string(value));
     if (found != rest.end()) rest.erase(found);
     return value;
   };
   options.slot_bytes = static_cast<std::uint64_t>(take("slot_bytes", static_cast<std::int64_t>(options.slot_bytes)));
-  options.ring_bytes = static_cast<std::uint64_t>(take("p2p_ring_bytes", static_cast<std::int64_t>(options.ring_bytes)));
+  options.ring_bytes = static_cast<std::uint64_t>(
+      take("p2p_ring_bytes", static_cast<std::int64_t>(options.ring_bytes)));
   options.wait.spin_us = static_cast<std::uint32_t>(take("spin_us", options.wait.spin_us));
   options.wait.yield_us = static_cast<std::uint32_t>(take("yield_us", options.wait.yield_us));
   options.wait.slice_us = static_cast<std::uint32_t>(take("slice_us", options.wait.slice_us));
-  options.inline_bytes = static_cast<std::uint64_t>(take("inline_bytes", static_cast<std::int64_t>(options.inline_bytes)));
+  options.inline_bytes = static_cast<std::uint64_t>(
+      take("inline_bytes", static_cast<std::int64_t>(options.inline_bytes)));
   options.wait.oversubscribed = take("oversubscribed", 0) != 0;
   options.bound = take("bound", 0) != 0;
   if (!rest.empty())
-    throw Error(ErrorKind::invalid, "unknown option '" + rest.begin()->first +
-                                        "'; known: slot_bytes, p2p_ring_bytes, inline_bytes, spin_us, yield_us, slice_us, oversubscribed, bound");
+    throw Error(
+        ErrorKind::invalid,
+        "unknown option '" + rest.begin()->first +
+            "'; known: slot_bytes, p2p_ring_bytes, inline_bytes, spin_us, yield_us, slice_us, oversubscribed, bound");
   options.small_slot_bytes = std::min(options.small_slot_bytes, options.slot_bytes);
   return options;
 }
 
-OpInfo describe(Collective collective, std::uint64_t count, DType dtype, ReduceOp op, Rank root, std::uint64_t algorithm,
-                const std::optional<std::vector<std::int64_t>>& shape, double factor) {
+OpInfo describe(Collective collective, std::uint64_t count, DType dtype, ReduceOp op, Rank root,
+                std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape, double factor) {
   OpInfo info;
   info.count = count;
   info.algorithm = algorithm;
@@ -82,14 +89,15 @@ OpInfo describe(Collective collective, std::uint64_t count, DType dtype, ReduceO
   return info;
 }
 
-PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, LoweredPtr lowered, int collective, std::uint64_t count,
-                 int dtype, int op, Rank root, std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape,
-                 double factor, int wire) {
+PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, LoweredPtr lowered, int collective,
+                 std::uint64_t count, int dtype, int op, Rank root, std::uint64_t algorithm,
+                 const std::optional<std::vector<std::int64_t>>& shape, double factor, int wire) {
   if (static_cast<int>(lowered->collective) != collective)
     throw Error(ErrorKind::invalid, std::string("the schedule is for ") + name(lowered->collective) + ", not " +
                                         name(static_cast<Collective>(collective)));
   if (dtype < 0 || dtype >= kDTypeCount) throw Error(ErrorKind::invalid, "unknown dtype code " + std::to_string(dtype));
-  if (wire < 0 || wire >= kWireFormatCount) throw Error(ErrorKind::invalid, "unknown wire format code " + std::to_string(wire));
+  if (wire < 0 || wire >= kWireFormatCount)
+    throw Error(ErrorKind::invalid, "unknown wire format code " + std::to_string(wire));
   PlanRequest request;
   request.wire = static_cast<WireFormat>(wire);
   request.lowered = std::move(lowered);
@@ -97,7 +105,8 @@ PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, LoweredPtr l
   request.dtype = static_cast<DType>(dtype);
   request.op = static_cast<ReduceOp>(op);
   request.factor = factor;
-  request.info = describe(static_cast<Collective>(collective), count, request.dtype, request.op, root, algorithm, shape, factor);
+  request.info = describe(static_cast<Collective>(collective), count, request.dtype, request.op, root, algorithm, shape,
+                          factor);
   return {communicator, communicator->make_plan(std::move(request))};
 }
 
@@ -130,10 +139,11 @@ PyWork join(PyCommunicator& self, const std::vector<PyWork*>& works, nb::handle 
   return {self.native, self.native->join(std::move(parts), make_work(kept, copies))};
 }
 
-void connect(PyCommunicator& self, std::vector<std::int32_t> nodes, const nb::list& processes, std::vector<std::uint64_t> offsets,
-             std::vector<std::vector<int>> sockets, std::vector<std::string> names, std::shared_ptr<UcxWorker> ucx,
-             const std::vector<nb::bytes>& ucx_addresses, std::size_t ucx_channels) {
-  ConnectRequest request{std::move(nodes), {}, std::move(offsets), std::move(sockets), std::move(names), std::move(ucx), {}, ucx_channels};
+void connect(PyCommunicator& self, std::vector<std::int32_t> nodes, const nb::list& processes,
+             std::vector<std::uint64_t> offsets, std::vector<std::vector<int>> sockets, std::vector<std::string> names,
+             std::shared_ptr<UcxWorker> ucx, const std::vector<nb::bytes>& ucx_addresses, std::size_t ucx_channels) {
+  ConnectRequest request{std::move(nodes), {}, std::move(offsets), std::move(sockets), std::move(names),
+                         std::move(ucx),   {}, ucx_channels};
   for (const nb::bytes& address : ucx_addresses) request.ucx_addresses.emplace_back(address.c_str(), address.size());
   for (const nb::handle process : processes)
     request.processes.push_back(process.is_none() ? nullptr : nb::cast<std::shared_ptr<PeerProcess>>(process));
@@ -158,7 +168,9 @@ nb::list status(PyCommunicator& self) {
 nb::dict counters(PyCommunicator& self) {
   Mesh& mesh = self.native->mesh();
   nb::dict result;
-  const auto put = [&](const char* key, const Counters::Counter& counter) { result[key] = counter.load(std::memory_order_relaxed); };
+  const auto put = [&](const char* key, const Counters::Counter& counter) {
+    result[key] = counter.load(std::memory_order_relaxed);
+  };
   put("operations", mesh.counters.operations);
   put("windows", mesh.counters.windows);
   put("sleeps", mesh.counters.sleeps);
@@ -238,24 +250,33 @@ void bind_work(nb::module_& m) {
   nb::class_<PyWork>(m, "Work")
       .def("poll", [](PyWork& self) { return self.over(); })
       .def("wait", &wait_work, nb::arg("timeout") = 0)
-      .def("error", [](PyWork& self) -> nb::object {
-        const auto error = self.error();
-        return error ? to_python(*error) : nb::none();
-      })
+      .def("error",
+           [](PyWork& self) -> nb::object {
+             const auto error = self.error();
+             return error ? to_python(*error) : nb::none();
+           })
       .def_prop_ro("source", [](PyWork& self) { return self.state->done() ? self.state->source : -1; })
       .def_prop_ro("tag", [](PyWork& self) { return self.state->done() ? self.state->tag : 0; })
       .def_prop_ro("nbytes", [](PyWork& self) { return self.state->done() ? self.state->nbytes : 0; });
   nb::class_<Turn>(m, "Turn").def("end", &Turn::end);
   nb::class_<CompletionSink>(m, "CompletionQueue")
       .def(nb::new_([] { return make_parents<CompletionSink>(); }))
-      .def("watch", [](std::shared_ptr<CompletionSink> self, PyWork& work, std::uint64_t token) { work.state->watch(std::move(self), token); },
-           nb::arg("work"), nb::arg("token"))
-      .def("next", [](CompletionSink& self, double timeout) -> std::int64_t {
-        nb::gil_scoped_release released;
-        const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
-        const auto token = self.pop(until);
-        return token ? static_cast<std::int64_t>(*token) : -1;
-      }, nb::arg("timeout"))
+      .def(
+          "watch",
+          [](std::shared_ptr<CompletionSink> self, PyWork& work, std::uint64_t token) {
+            work.state->watch(std::move(self), token);
+          },
+          nb::arg("work"), nb::arg("token"))
+      .def(
+          "next",
+          [](CompletionSink& self, double timeout) -> std::int64_t {
+            nb::gil_scoped_release released;
+            const auto until = Clock::now() +
+                               std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+            const auto token = self.pop(until);
+            return token ? static_cast<std::int64_t>(*token) : -1;
+          },
+          nb::arg("timeout"))
       .def("close", &CompletionSink::close);
 }
 
@@ -265,41 +286,67 @@ void bind_comm(nb::module_& m) {
   bind_work(m);
   nb::class_<UcxWorker>(m, "UcxWorker")
       .def(nb::new_([](const std::vector<std::string>& libraries, const std::map<std::string, std::string>& settings) {
-        nb::gil_scoped_release released;
-        return make_parents<UcxWorker>(libraries, settings);
-      }), nb::arg("libraries"), nb::arg("settings"))
+             nb::gil_scoped_release released;
+             return make_parents<UcxWorker>(libraries, settings);
+           }),
+           nb::arg("libraries"), nb::arg("settings"))
       .def_prop_ro("address", [](UcxWorker& self) { return nb::bytes(self.address().data(), self.address().size()); })
-      .def_prop_ro("library", [](UcxWorker& self) { return "UCX " + self.api().version() + " (" + self.api().library + ")"; });
+      .def_prop_ro("library",
+                   [](UcxWorker& self) { return "UCX " + self.api().version() + " (" + self.api().library + ")"; });
   nb::class_<PyCommunicator>(m, "Communicator")
       .def(nb::init<Rank, Rank, double, const std::map<std::string, std::int64_t>&>(), nb::arg("rank"), nb::arg("size"),
            nb::arg("timeout"), nb::arg("options"))
       .def("control_offset", [](PyCommunicator& self) { return self.native->control_offset(); })
-      .def("connect", &connect, nb::arg("nodes"), nb::arg("peers"), nb::arg("control_offsets"), nb::arg("sockets"), nb::arg("names"),
-           nb::arg("ucx").none() = nb::none(), nb::arg("ucx_addresses") = std::vector<nb::bytes>(), nb::arg("ucx_channels") = 0)
-      .def("plan", [](PyCommunicator& self, std::shared_ptr<Lowered> lowered, int collective, std::uint64_t count, int dtype, int op, Rank root,
-                      std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape, double factor, int wire) {
-        return make_plan(self.native, std::move(lowered), collective, count, dtype, op, root, algorithm, shape, factor, wire);
-      }, nb::arg("lowered"), nb::arg("collective"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"),
-         nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0, nb::arg("wire") = 0)
-      .def("isend", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout, nb::handle kept) {
-        return PyWork{self.native, self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout,
-                                                      make_work(kept)), true};
-      }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout") = 0, nb::arg("keep").none() = nb::none())
-      .def("irecv", [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank src, std::int64_t tag, double timeout, nb::handle kept,
-                       const nb::sequence& copies, bool exact) {
-        return PyWork{self.native, self.native->irecv(reinterpret_cast<void*>(ptr), nbytes, src, tag, timeout, make_work(kept, copies), exact),
-                      true};
-      }, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0, nb::arg("keep").none() = nb::none(),
-         nb::arg("copies") = nb::make_tuple(), nb::arg("exact") = false)
+      .def("connect", &connect, nb::arg("nodes"), nb::arg("peers"), nb::arg("control_offsets"), nb::arg("sockets"),
+           nb::arg("names"), nb::arg("ucx").none() = nb::none(), nb::arg("ucx_addresses") = std::vector<nb::bytes>(),
+           nb::arg("ucx_channels") = 0)
+      .def(
+          "plan",
+          [](PyCommunicator& self, std::shared_ptr<Lowered> lowered, int collective, std::uint64_t count, int dtype,
+             int op, Rank root, std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape,
+             double factor, int wire) {
+            return make_plan(self.native, std::move(lowered), collective, count, dtype, op, root, algorithm, shape,
+                             factor, wire);
+          },
+          nb::arg("lowered"), nb::arg("collective"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"),
+          nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0, nb::arg("wire") = 0)
+      .def(
+          "isend",
+          [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout,
+             nb::handle kept) {
+            return PyWork{
+                self.native,
+                self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout, make_work(kept)),
+                true};
+          },
+          nb::arg("ptr"), nb::arg("nbytes"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout") = 0,
+          nb::arg("keep").none() = nb::none())
+      .def(
+          "irecv",
+          [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank src, std::int64_t tag, double timeout,
+             nb::handle kept, const nb::sequence& copies, bool exact) {
+            return PyWork{self.native,
+                          self.native->irecv(reinterpret_cast<void*>(ptr), nbytes, src, tag, timeout,
+                                             make_work(kept, copies), exact),
+                          true};
+          },
+          nb::arg("ptr"), nb::arg("nbytes"), nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0,
+          nb::arg("keep").none() = nb::none(), nb::arg("copies") = nb::make_tuple(), nb::arg("exact") = false)
       .def("reserve", &reserve)
       .def("join", &join, nb::arg("works"), nb::arg("keep").none() = nb::none(), nb::arg("copies") = nb::make_tuple())
-      .def("abort", [](PyCommunicator& self, const std::string& reason) {
-        self.native->abort(ErrorKind::aborted, self.native->rank(), reason);
-      }, nb::arg("reason"))
-      .def("close", [](PyCommunicator& self, double timeout) {
-        nb::gil_scoped_release released;
-        self.native->close(timeout);
-      }, nb::arg("timeout") = 2.0)
+      .def(
+          "abort",
+          [](PyCommunicator& self, const std::string& reason) {
+            self.native->abort(ErrorKind::aborted, self.native->rank(), reason);
+          },
+          nb::arg("reason"))
+      .def(
+          "close",
+          [](PyCommunicator& self, double timeout) {
+            nb::gil_scoped_release released;
+            self.native->close(timeout);
+          },
+          nb::arg("timeout") = 2.0)
       .def("status", &status)
       .def("counters", &counters)
       .def("links", &links)
@@ -308,8 +355,9 @@ void bind_comm(nb::module_& m) {
       .def_prop_ro("state", [](PyCommunicator& self) { return state_name(self.native->state()); })
       .def_prop_ro("abort_reason", [](PyCommunicator& self) { return self.native->abort_reason(); })
       .def_prop_ro("lost_ranks", [](PyCommunicator& self) { return self.native->lost_ranks(); })
-      .def_prop_rw("timeout", [](PyCommunicator& self) { return self.native->timeout(); },
-                   [](PyCommunicator& self, double seconds) { self.native->set_timeout(seconds); });
+      .def_prop_rw(
+          "timeout", [](PyCommunicator& self) { return self.native->timeout(); },
+          [](PyCommunicator& self, double seconds) { self.native->set_timeout(seconds); });
 }
 
 }  // namespace ringleader

@@ -93,19 +93,21 @@ void bind_memory(nb::module_& m) {
   m.def("arena_used", &arena_used);
   m.def("arena_contains", &arena_contains, "ptr"_a, "nbytes"_a);
   m.def("usable_cores", [] { return usable_cores(); });
-  m.def("time_slice_refusal", [](std::uint32_t microseconds) { return TimeSlice::refusal(microseconds); }, "microseconds"_a,
-        nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "time_slice_refusal", [](std::uint32_t microseconds) { return TimeSlice::refusal(microseconds); },
+      "microseconds"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("quota_cores", [] { return quota_cores(); });
   nb::class_<StridedCopy>(m, "StridedCopy")
-      .def("__init__",
-           [](StridedCopy* self, std::uintptr_t from_ptr, std::uintptr_t to_ptr, const std::vector<std::size_t>& shape,
-              const std::vector<std::ptrdiff_t>& strides, std::size_t itemsize, std::vector<std::int32_t> order,
-              std::vector<std::uint8_t> flip) {
-             new (self) StridedCopy(reinterpret_cast<const void*>(from_ptr), reinterpret_cast<void*>(to_ptr), shape, strides, itemsize,
-                                    std::move(order), std::move(flip));
-           },
-           "from_ptr"_a, "to_ptr"_a, "shape"_a, "strides"_a, "itemsize"_a, "order"_a = std::vector<std::int32_t>(),
-           "flip"_a = std::vector<std::uint8_t>())
+      .def(
+          "__init__",
+          [](StridedCopy* self, std::uintptr_t from_ptr, std::uintptr_t to_ptr, const std::vector<std::size_t>& shape,
+             const std::vector<std::ptrdiff_t>& strides, std::size_t itemsize, std::vector<std::int32_t> order,
+             std::vector<std::uint8_t> flip) {
+            new (self) StridedCopy(reinterpret_cast<const void*>(from_ptr), reinterpret_cast<void*>(to_ptr), shape,
+                                   strides, itemsize, std::move(order), std::move(flip));
+          },
+          "from_ptr"_a, "to_ptr"_a, "shape"_a, "strides"_a, "itemsize"_a, "order"_a = std::vector<std::int32_t>(),
+          "flip"_a = std::vector<std::uint8_t>())
       .def("__call__", [](const StridedCopy& self) { self.run(); }, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<PeerProcess>(m, "PeerProcess")
       .def(nb::new_(&attach), "identity"_a, "arena_fd"_a, "arena_size"_a, "live_fd"_a, "pid"_a)

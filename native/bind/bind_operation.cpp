@@ -14,8 +14,7 @@ namespace ringleader {
 namespace {
 
 struct Operation {
-  PyObject_HEAD
-  PyObject* plan;
+  PyObject_HEAD PyObject* plan;
   PyObject* result;
   PyPlan* native;  // null: `_call` does it
   std::uintptr_t in, out;

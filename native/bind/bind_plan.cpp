@@ -1,4 +1,5 @@
-// Plan: running it on the calling thread, or starting it. Waiting happens without the GIL, in slices after which signals are handled.
+// Plan: running it on the calling thread, or starting it. Waiting happens without the GIL, in slices after which
+// signals are handled.
 #include "bind/plan.hpp"
 
 #include <nanobind/stl/pair.h>
@@ -15,13 +16,15 @@ namespace ringleader {
 
 namespace {
 
-constexpr std::uint64_t kHoldBytes = 256 << 10;  // with more to do than this the GIL is released before the work, not only before waiting
+constexpr std::uint64_t kHoldBytes =
+    256 << 10;  // with more to do than this the GIL is released before the work, not only before waiting
 
 void require_pointers(const Plan& plan, std::uintptr_t in, std::uintptr_t out) {
   if ((plan.in_bytes && !in) || (plan.out_bytes && !out))
-    throw Error(ErrorKind::invalid, std::string(name(plan.lowered()->collective)) + ": the " + (plan.in_bytes && !in ? "input" : "output") +
-                                        " pointer is null, but this rank has one of " +
-                                        std::to_string(plan.in_bytes && !in ? plan.in_bytes : plan.out_bytes) + " bytes");
+    throw Error(ErrorKind::invalid,
+                std::string(name(plan.lowered()->collective)) + ": the " + (plan.in_bytes && !in ? "input" : "output") +
+                    " pointer is null, but this rank has one of " +
+                    std::to_string(plan.in_bytes && !in ? plan.in_bytes : plan.out_bytes) + " bytes");
 }
 
 }  // namespace
@@ -70,7 +73,8 @@ std::shared_ptr<WorkState> make_work(nb::handle kept, nb::handle copies) {
   return std::make_shared<WorkState>(std::move(own), keep(kept));
 }
 
-PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout, nb::handle kept, const nb::sequence& copies) {
+PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout, nb::handle kept,
+                  const nb::sequence& copies) {
   require_pointers(*self.plan, in, out);
   self.communicator->require_usable();
   auto work = make_work(kept, copies);
@@ -80,8 +84,8 @@ PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double ti
     nb::gil_scoped_acquire again;
     handle_signals();
   }
-  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout,
-                                                      std::move(work))};
+  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in),
+                                                      reinterpret_cast<void*>(out), timeout, std::move(work))};
 }
 
 PyPlan with_slices(PyPlan& self, const std::vector<std::pair<PyPlan*, std::uint64_t>>& slices) {

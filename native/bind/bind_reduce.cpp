@@ -27,8 +27,9 @@ void reduce_into(std::uintptr_t dst_ptr, const std::vector<std::uintptr_t>& src_
                  std::uint8_t dtype, std::uint8_t op, std::uint32_t final_n, double factor,
                  const std::optional<std::vector<bool>>& raw) {
   if (raw && raw->size() != src_ptrs.size()) {
-    throw Error(ErrorKind::invalid, "raw has " + std::to_string(raw->size()) + " entries, expected one for each of the " +
-                                        std::to_string(src_ptrs.size()) + " sources");
+    throw Error(ErrorKind::invalid, "raw has " + std::to_string(raw->size()) +
+                                        " entries, expected one for each of the " + std::to_string(src_ptrs.size()) +
+                                        " sources");
   }
   std::vector<const void*> srcs;
   std::vector<std::uint8_t> is_raw;
@@ -43,9 +44,11 @@ void reduce_into(std::uintptr_t dst_ptr, const std::vector<std::uintptr_t>& src_
 }
 
 void round_in_wire_format(std::uintptr_t dst_ptr, std::uintptr_t src_ptr, std::size_t count, int wire) {
-  if (wire < 0 || wire >= kWireFormatCount) throw Error(ErrorKind::invalid, "unknown wire format code " + std::to_string(wire));
+  if (wire < 0 || wire >= kWireFormatCount)
+    throw Error(ErrorKind::invalid, "unknown wire format code " + std::to_string(wire));
   nb::gil_scoped_release release;
-  round_to_wire(static_cast<WireFormat>(wire), reinterpret_cast<float*>(dst_ptr), reinterpret_cast<const float*>(src_ptr), count);
+  round_to_wire(static_cast<WireFormat>(wire), reinterpret_cast<float*>(dst_ptr),
+                reinterpret_cast<const float*>(src_ptr), count);
 }
 
 std::map<std::string, std::string> build_info() {
@@ -58,8 +61,11 @@ std::map<std::string, std::string> build_info() {
 #else
   const char* compiler = "GCC " __VERSION__;
 #endif
-  return {{"version", RINGLEADER_VERSION}, {"compiler", compiler}, {"build_type", RINGLEADER_BUILD_TYPE},
-          {"isa", isa()}, {"isa_available", available}};
+  return {{"version", RINGLEADER_VERSION},
+          {"compiler", compiler},
+          {"build_type", RINGLEADER_BUILD_TYPE},
+          {"isa", isa()},
+          {"isa_available", available}};
 }
 
 }  // namespace
@@ -68,7 +74,8 @@ void bind_reduce(nb::module_& m) {
   m.def("reduce_supported", &reduce_supported, nb::arg("dtype"), nb::arg("op"));
   m.def("reduce_into", &reduce_into, nb::arg("dst_ptr"), nb::arg("src_ptrs"), nb::arg("count"), nb::arg("dtype"),
         nb::arg("op"), nb::arg("final_n") = 0, nb::arg("factor") = 1.0, nb::arg("raw").none() = nb::none());
-  m.def("round_to_wire", &round_in_wire_format, nb::arg("dst_ptr"), nb::arg("src_ptr"), nb::arg("count"), nb::arg("wire"));
+  m.def("round_to_wire", &round_in_wire_format, nb::arg("dst_ptr"), nb::arg("src_ptr"), nb::arg("count"),
+        nb::arg("wire"));
   m.def("kernel_isa", &isa);
   m.def("build_info", &build_info);
 }

@@ -57,8 +57,8 @@ std::shared_ptr<Lowered> lower_table(nb::handle table, int collective, Rank n, R
   options.push = push;
   options.wire = wire;
   nb::gil_scoped_release release;
-  const LoweredPtr lowered =
-      lower(rows.data(), rows.size(), static_cast<Collective>(collective), n, root, chunks, nodes, options);
+  const LoweredPtr lowered = lower(rows.data(), rows.size(), static_cast<Collective>(collective), n, root, chunks,
+                                   nodes, options);
   // nanobind holds shared pointers to non-const; nothing in Python changes a Lowered.
   return std::const_pointer_cast<Lowered>(lowered);
 }
@@ -73,8 +73,9 @@ void bind_schedule(nb::module_& m) {
       .def_prop_ro("chunks", [](const Lowered& l) { return l.chunks; })
       .def_prop_ro("blocks", [](const Lowered& l) { return l.blocks; })
       .def_prop_ro("nodes", [](const Lowered& l) { return l.node; })
-      .def("instruction_count", [](const Lowered& l, Rank rank) { return program_of(l, rank).instrs.size(); },
-           nb::arg("rank"))
+      .def(
+          "instruction_count", [](const Lowered& l, Rank rank) { return program_of(l, rank).instrs.size(); },
+          nb::arg("rank"))
       .def(
           "text",
           [](const Lowered& l, Rank rank) {

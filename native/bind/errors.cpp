@@ -11,7 +11,8 @@ namespace ringleader {
 
 namespace {
 
-constexpr const char* kKinds[] = {"invalid", "timeout", "peer_lost", "mismatch", "aborted", "closed", "forked", "memory", "internal"};
+constexpr const char* kKinds[] = {"invalid", "timeout", "peer_lost", "mismatch", "aborted",
+                                  "closed",  "forked",  "memory",    "internal"};
 constexpr std::size_t kKindCount = sizeof kKinds / sizeof *kKinds;
 
 // Owned references, never dropped: errors may be raised until the interpreter is gone.

@@ -29,9 +29,11 @@ void release(void* pointer) {
   auto* kept = static_cast<Kept*>(pointer);
   if (kept == nullptr || kept->generation != fork_generation()) return;  // a forked child lets its copies be
   kept->next = released.load(std::memory_order_relaxed);
-  while (!released.compare_exchange_weak(kept->next, kept, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
+  while (!released.compare_exchange_weak(kept->next, kept, std::memory_order_acq_rel, std::memory_order_relaxed))
+    continue;
   // Python has room for a few calls only; then the next work does it.
-  if (!called.exchange(true, std::memory_order_acq_rel) && Py_AddPendingCall(&let_go, nullptr) != 0) called.store(false);
+  if (!called.exchange(true, std::memory_order_acq_rel) && Py_AddPendingCall(&let_go, nullptr) != 0)
+    called.store(false);
 }
 
 void forget_in_child() {

@@ -1,6 +1,7 @@
 #include "bind/bind.hpp"
 
-NB_MODULE(_core, m) {
+NB_MODULE(_core, m)
+{
   // Objects alive at interpreter exit (a communicator in a global, say) are normal use, not leaks worth a page of text.
   nanobind::set_leak_warnings(false);
   ringleader::bind_errors(m);

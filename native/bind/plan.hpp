@@ -41,7 +41,8 @@ void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeou
 // The same for callers that are no nanobind functions: false with a Python error set.
 bool run_raising(PyPlan& plan, std::uintptr_t in, std::uintptr_t out, double timeout);
 // `kept`: an object that owns the memory in use. `copies`: StridedCopy objects, made when the operation completes.
-PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout, nanobind::handle kept, const nanobind::sequence& copies);
+PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout, nanobind::handle kept,
+                  const nanobind::sequence& copies);
 // A work that does the same, for what is to be started.
 std::shared_ptr<WorkState> make_work(nanobind::handle kept, nanobind::handle copies = {});
 

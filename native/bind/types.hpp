@@ -14,9 +14,10 @@ void* slot_of(F* function) {
 }
 
 // Adds a garbage-collected type to the module as `attribute`.
-inline PyTypeObject* make_type(nanobind::module_& m, const char* attribute, const char* full_name, std::size_t size, unsigned long flags,
-                               PyType_Slot* slots) {
-  PyType_Spec spec{full_name, static_cast<int>(size), 0, static_cast<unsigned int>(Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | flags), slots};
+inline PyTypeObject* make_type(nanobind::module_& m, const char* attribute, const char* full_name, std::size_t size,
+                               unsigned long flags, PyType_Slot* slots) {
+  PyType_Spec spec{full_name, static_cast<int>(size), 0,
+                   static_cast<unsigned int>(Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | flags), slots};
   PyObject* type = PyType_FromSpec(&spec);
   if (type == nullptr) throw nanobind::python_error();
   m.attr(attribute) = nanobind::borrow(type);

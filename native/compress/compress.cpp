@@ -31,9 +31,9 @@ struct Form {
 };
 
 constexpr Form kForms[kSchemeCount] = {
-    {"bf16", kWireBlock, 0, 16}, {"f16", kWireBlock, 0, 16}, {"int8", kWireBlock, 1, 8},  {"onebit", 2048, 4, 1},
-    {"int4", 128, 4, 4},         {"qsgd8", 512, 4, 8},       {"qsgd4", 512, 4, 4},        {"qsgd2", 512, 4, 2},
-    {"qsgd8_l2", 512, 4, 8},     {"qsgd4_l2", 512, 4, 4},    {"qsgd2_l2", 512, 4, 2},     {"natural", 512, 1, 8},
+    {"bf16", kWireBlock, 0, 16}, {"f16", kWireBlock, 0, 16}, {"int8", kWireBlock, 1, 8}, {"onebit", 2048, 4, 1},
+    {"int4", 128, 4, 4},         {"qsgd8", 512, 4, 8},       {"qsgd4", 512, 4, 4},       {"qsgd2", 512, 4, 2},
+    {"qsgd8_l2", 512, 4, 8},     {"qsgd4_l2", 512, 4, 4},    {"qsgd2_l2", 512, 4, 2},    {"natural", 512, 1, 8},
 };
 constexpr WireFormat kWire[kWireSchemes] = {WireFormat::bf16, WireFormat::f16, WireFormat::int8};
 
@@ -47,7 +47,8 @@ std::size_t block_bytes(const Form& f, std::size_t elements) {
   return elements == 0 ? 0 : f.head + (elements * f.bits + 7) / 8;
 }
 
-void encode_chunk(Scheme scheme, std::uint8_t* dst, const float* src, std::size_t n, std::uint32_t seed, std::uint32_t first) {
+void encode_chunk(Scheme scheme, std::uint8_t* dst, const float* src, std::size_t n, std::uint32_t seed,
+                  std::uint32_t first) {
   const auto row = static_cast<int>(scheme);
   if (row < kWireSchemes) return ringleader::encode(kWire[row], dst, src, n);
   kernels().codec[row - kWireSchemes].encode(dst, src, n, seed, first);
@@ -77,7 +78,8 @@ class Encoder {
   Encoder(Scheme scheme, float scale, std::uint32_t seed) : scheme_(scheme), scale_(scale), mixed_(spread(seed)) {}
 
   // For the n elements x, of which the array's are those from `at` on. x may be `sums()`.
-  void operator()(std::uint8_t* out, const float* x, std::size_t at, std::size_t n, const float* error, float* lost, float* decoded) {
+  void operator()(std::uint8_t* out, const float* x, std::size_t at, std::size_t n, const float* error, float* lost,
+                  float* decoded) {
     if (out == nullptr) out = bytes_;
     const float* y = x;
     if (error != nullptr) {
@@ -125,8 +127,8 @@ T* at_or_null(T* array, std::size_t at) {
 
 }  // namespace
 
-void encode(Scheme scheme, std::uint8_t* dst, const Pieces<const float>& src, const float* error, float* lost, float* decoded, float scale,
-            std::uint32_t seed) {
+void encode(Scheme scheme, std::uint8_t* dst, const Pieces<const float>& src, const float* error, float* lost,
+            float* decoded, float scale, std::uint32_t seed) {
   Encoder encoder(scheme, scale, seed);
   Pieces<const float>::Cursor cursor(src);
   const std::size_t step = encoded_bytes(scheme, kAtOnce);
@@ -135,10 +137,13 @@ void encode(Scheme scheme, std::uint8_t* dst, const Pieces<const float>& src, co
     const float* x = cursor.whole(at, n);
     if (x == nullptr) {
       float* sums = encoder.sums();
-      cursor.each(at, n, [sums](const float* from, std::size_t place, std::size_t count) { std::copy_n(from, count, sums + place); });
+      cursor.each(at, n, [sums](const float* from, std::size_t place, std::size_t count) {
+        std::copy_n(from, count, sums + place);
+      });
       x = sums;
     }
-    encoder(at_or_null(dst, at / kAtOnce * step), x, at, n, at_or_null(error, at), at_or_null(lost, at), at_or_null(decoded, at));
+    encoder(at_or_null(dst, at / kAtOnce * step), x, at, n, at_or_null(error, at), at_or_null(lost, at),
+            at_or_null(decoded, at));
   }
 }
 
@@ -170,7 +175,8 @@ void decode_sum(Scheme scheme, float* dst, const Rows& rows, std::size_t element
     sum_chunk(scheme, dst + at, rows, at / kAtOnce * step, std::min(kAtOnce, elements - at));
 }
 
-void encode_sum(Scheme scheme, std::uint8_t* dst, const Rows& rows, const float* error, float* lost, std::size_t elements, std::uint32_t seed) {
+void encode_sum(Scheme scheme, std::uint8_t* dst, const Rows& rows, const float* error, float* lost,
+                std::size_t elements, std::uint32_t seed) {
   Encoder encoder(scheme, 1.0F, seed);
   const std::size_t step = encoded_bytes(scheme, kAtOnce);
   for (std::size_t at = 0; at < elements; at += kAtOnce) {

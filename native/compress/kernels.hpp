@@ -1,7 +1,7 @@
 // The kernels, compiled once per instruction set: isa_*.cpp sets RINGLEADER_COMPRESS_TABLE and includes this file.
 //
-// As in reduce/kernels.hpp everything has internal linkage, sums are taken in a fixed order, lane by lane, and nothing is contracted,
-// so every instruction set gives the same bits.
+// As in reduce/kernels.hpp everything has internal linkage, sums are taken in a fixed order, lane by lane, and nothing
+// is contracted, so every instruction set gives the same bits.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -79,7 +79,7 @@ inline float get_float(const uint8_t* src) {
 // ---- onebit
 
 constexpr size_t kOneBitBlock = 2048;
-constexpr float kShrink = 0x1p-12F;  // sums of a block's magnitudes cannot overflow
+constexpr float kShrink = 0x1p-12F;     // sums of a block's magnitudes cannot overflow
 constexpr int kSmallestCounted = -114;  // shrunk it is still a normal number; less counts as zero
 
 inline size_t onebit_bytes(size_t n) { return 4 + (n + 7) / 8; }
@@ -128,7 +128,8 @@ inline void decode_signs(float* out, const uint8_t* signs, float magnitude, size
     const uint32_t byte = signs[i / 8];
     for (uint32_t j = 0; j < 8; ++j) out[i + j] = from_bits(bits | (byte >> j & 1U) << 31);
   }
-  for (size_t j = 0; i + j < n; ++j) out[i + j] = from_bits(bits | (static_cast<uint32_t>(signs[i / 8]) >> j & 1U) << 31);
+  for (size_t j = 0; i + j < n; ++j)
+    out[i + j] = from_bits(bits | (static_cast<uint32_t>(signs[i / 8]) >> j & 1U) << 31);
 }
 
 void decode_onebit(float* dst, const uint8_t* src, size_t n) {
@@ -150,7 +151,8 @@ inline size_t packed_bytes(size_t n) {
   return (n * kBits + 7) / 8;
 }
 
-// Within a block, byte j holds elements j, j + h, j + 2h ... where h = the number of bytes: packing is elementwise on vectors.
+// Within a block, byte j holds elements j, j + h, j + 2h ... where h = the number of bytes: packing is elementwise on
+// vectors.
 template <int kBits>
 inline void pack(uint8_t* out, const uint8_t* q, size_t n) {
   constexpr size_t kPer = 8 / kBits;
@@ -197,10 +199,11 @@ inline float unit_of(const float* src, size_t n, float magnitude) {
   return (bits_of(norm) < kInfinityBits ? norm : magnitude) / kLevels;
 }
 
-// Rounded at random, x / unit + u truncates as 0 + u does where |x| < 2^-26 unit (the sum has 24 bits, and kBias in front); rounded to
-// nearest where |x| < unit / 4. There x counts as 0, because it may be or give a subnormal number.
+// Rounded at random, x / unit + u truncates as 0 + u does where |x| < 2^-26 unit (the sum has 24 bits, and kBias in
+// front); rounded to nearest where |x| < unit / 4. There x counts as 0, because it may be or give a subnormal number.
 template <int kBits, bool kRandom>
-inline void quantise(uint8_t* __restrict q, const float* __restrict src, size_t n, float unit, uint32_t seed, uint32_t first) {
+inline void quantise(uint8_t* __restrict q, const float* __restrict src, size_t n, float unit, uint32_t seed,
+                     uint32_t first) {
   constexpr int32_t kBias = 1 << (kBits - 1);
   constexpr int32_t kLevels = kBias - 1;
   const float inverse = 1.0F / unit;
@@ -226,32 +229,34 @@ inline void quantise(uint8_t* __restrict q, const float* __restrict src, size_t 
 // A unit of 0 stands for a block of zeros (or nearly), NaN for one with an element that is not finite.
 template <int kBits, size_t kBlock, bool kRandom, bool kNorm>
 void encode_uniform(uint8_t* dst, const float* src, size_t n, uint32_t seed, uint32_t first) {
-  over_blocks<kBlock>(n, [](size_t m) { return 4 + packed_bytes<kBits>(m); }, [&](size_t at, size_t in, size_t m) {
-    const uint32_t largest = largest_magnitude(src + at, m);
-    uint8_t q[kBlock + 8];
-    if (largest >= kInfinityBits || from_bits(largest) < kTiny) {
-      put_float(dst + in, largest >= kInfinityBits ? from_bits(kNanBits) : 0.0F);
-      std::memset(q, 1 << (kBits - 1), m);  // zeros
-    } else {
-      const bool small_block = small::is_small(largest);
-      float lifted[kBlock];
-      if (small_block) small::lift(lifted, src + at, m);
-      const float* values = small_block ? lifted : src + at;
-      const float magnitude = small_block ? from_bits(largest) * 0x1p64F : from_bits(largest);
-      const float unit = unit_of<kBits, kNorm>(values, m, magnitude);
-      put_float(dst + in, small_block ? unit * 0x1p-64F : unit);
-      quantise<kBits, kRandom>(q, values, m, unit, seed, first + static_cast<uint32_t>(at));
-    }
-    std::memset(q + m, 0, 8);
-    pack<kBits>(dst + in + 4, q, m);
-  });
+  over_blocks<kBlock>(
+      n, [](size_t m) { return 4 + packed_bytes<kBits>(m); },
+      [&](size_t at, size_t in, size_t m) {
+        const uint32_t largest = largest_magnitude(src + at, m);
+        uint8_t q[kBlock + 8];
+        if (largest >= kInfinityBits || from_bits(largest) < kTiny) {
+          put_float(dst + in, largest >= kInfinityBits ? from_bits(kNanBits) : 0.0F);
+          std::memset(q, 1 << (kBits - 1), m);  // zeros
+        } else {
+          const bool small_block = small::is_small(largest);
+          float lifted[kBlock];
+          if (small_block) small::lift(lifted, src + at, m);
+          const float* values = small_block ? lifted : src + at;
+          const float magnitude = small_block ? from_bits(largest) * 0x1p64F : from_bits(largest);
+          const float unit = unit_of<kBits, kNorm>(values, m, magnitude);
+          put_float(dst + in, small_block ? unit * 0x1p-64F : unit);
+          quantise<kBits, kRandom>(q, values, m, unit, seed, first + static_cast<uint32_t>(at));
+        }
+        std::memset(q + m, 0, 8);
+        pack<kBits>(dst + in + 4, q, m);
+      });
 }
 
 template <int kBits, size_t kBlock>
 void decode_uniform(float* dst, const uint8_t* src, size_t n) {
-  over_blocks<kBlock>(n, [](size_t m) { return 4 + packed_bytes<kBits>(m); }, [&](size_t at, size_t in, size_t m) {
-    unpack<kBits>(dst + at, src + in + 4, get_float(src + in), m);
-  });
+  over_blocks<kBlock>(
+      n, [](size_t m) { return 4 + packed_bytes<kBits>(m); },
+      [&](size_t at, size_t in, size_t m) { unpack<kBits>(dst + at, src + in + 4, get_float(src + in), m); });
 }
 
 // ---- natural
@@ -259,45 +264,50 @@ void decode_uniform(float* dst, const uint8_t* src, size_t n) {
 constexpr size_t kNaturalBlock = 512;
 constexpr uint8_t kSpecial = 255;
 
-// Invariant: a code c > 0 stands for the biased exponent c + E - 126, E being the largest element's. Rounding reaches E + 1 at most.
+// Invariant: a code c > 0 stands for the biased exponent c + E - 126, E being the largest element's. Rounding reaches E
+// + 1 at most.
 void encode_natural(uint8_t* dst, const float* src, size_t n, uint32_t seed, uint32_t first) {
-  over_blocks<kNaturalBlock>(n, [](size_t m) { return 1 + m; }, [&](size_t at, size_t in, size_t m) {
-    const auto largest = static_cast<int32_t>(largest_magnitude(src + at, m) >> 23);
-    dst[in] = static_cast<uint8_t>(largest);
-    uint8_t* out = dst + in + 1;
-    if (largest == kSpecial) {
-      std::memset(out, 0, m);
-      return;
-    }
-    const uint32_t base = first + static_cast<uint32_t>(at);
-    for (size_t i = 0; i < m; ++i) {
-      const uint32_t bits = bits_of(src[at + i]);
-      const uint32_t noise = hash(seed ^ (base + static_cast<uint32_t>(i))) & 0x7fffffU;
-      const auto rounded = static_cast<int32_t>(((bits & kMagnitude) + noise) >> 23);
-      const int32_t exponent = rounded > 254 ? 254 : rounded;
-      const int32_t code = exponent - largest + 126;
-      out[i] = static_cast<uint8_t>(exponent < 1 || code < 1 ? 0U : bits >> 31 << 7 | static_cast<uint32_t>(code));
-    }
-  });
+  over_blocks<kNaturalBlock>(
+      n, [](size_t m) { return 1 + m; },
+      [&](size_t at, size_t in, size_t m) {
+        const auto largest = static_cast<int32_t>(largest_magnitude(src + at, m) >> 23);
+        dst[in] = static_cast<uint8_t>(largest);
+        uint8_t* out = dst + in + 1;
+        if (largest == kSpecial) {
+          std::memset(out, 0, m);
+          return;
+        }
+        const uint32_t base = first + static_cast<uint32_t>(at);
+        for (size_t i = 0; i < m; ++i) {
+          const uint32_t bits = bits_of(src[at + i]);
+          const uint32_t noise = hash(seed ^ (base + static_cast<uint32_t>(i))) & 0x7fffffU;
+          const auto rounded = static_cast<int32_t>(((bits & kMagnitude) + noise) >> 23);
+          const int32_t exponent = rounded > 254 ? 254 : rounded;
+          const int32_t code = exponent - largest + 126;
+          out[i] = static_cast<uint8_t>(exponent < 1 || code < 1 ? 0U : bits >> 31 << 7 | static_cast<uint32_t>(code));
+        }
+      });
 }
 
 void decode_natural(float* dst, const uint8_t* src, size_t n) {
-  over_blocks<kNaturalBlock>(n, [](size_t m) { return 1 + m; }, [&](size_t at, size_t in, size_t m) {
-    const int32_t largest = src[in];
-    const uint8_t* codes = src + in + 1;
-    if (largest == kSpecial) {
-      for (size_t i = 0; i < m; ++i) dst[at + i] = from_bits(kNanBits);
-      return;
-    }
-    for (size_t i = 0; i < m; ++i) {
-      const uint32_t byte = codes[i];
-      const int32_t code = static_cast<int32_t>(byte & 127U);
-      int32_t exponent = code + largest - 126;
-      exponent = exponent < 0 ? 0 : exponent > 254 ? 254 : exponent;  // bytes from elsewhere may say anything
-      const uint32_t bits = byte >> 7 << 31 | static_cast<uint32_t>(exponent) << 23;
-      dst[at + i] = from_bits(code == 0 ? 0U : bits);
-    }
-  });
+  over_blocks<kNaturalBlock>(
+      n, [](size_t m) { return 1 + m; },
+      [&](size_t at, size_t in, size_t m) {
+        const int32_t largest = src[in];
+        const uint8_t* codes = src + in + 1;
+        if (largest == kSpecial) {
+          for (size_t i = 0; i < m; ++i) dst[at + i] = from_bits(kNanBits);
+          return;
+        }
+        for (size_t i = 0; i < m; ++i) {
+          const uint32_t byte = codes[i];
+          const int32_t code = static_cast<int32_t>(byte & 127U);
+          int32_t exponent = code + largest - 126;
+          exponent = exponent < 0 ? 0 : exponent > 254 ? 254 : exponent;  // bytes from elsewhere may say anything
+          const uint32_t bits = byte >> 7 << 31 | static_cast<uint32_t>(exponent) << 23;
+          dst[at + i] = from_bits(code == 0 ? 0U : bits);
+        }
+      });
 }
 
 // ---- elementwise
@@ -452,7 +462,21 @@ const Table RINGLEADER_COMPRESS_TABLE{
         {encode_uniform<2, 512, true, true>, decode_uniform<2, 512>},
         {encode_natural, decode_natural},
     },
-    multiply, residual, add, scaled_add, clean, collect, tally, collect_ties, project, project_back, has_less, drop_less, expand_row, dot, subtract,
+    multiply,
+    residual,
+    add,
+    scaled_add,
+    clean,
+    collect,
+    tally,
+    collect_ties,
+    project,
+    project_back,
+    has_less,
+    drop_less,
+    expand_row,
+    dot,
+    subtract,
 };
 
 }  // namespace ringleader::compress

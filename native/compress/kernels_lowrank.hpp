@@ -1,6 +1,7 @@
 // Kernels of low-rank factors; a part of kernels.hpp, compiled once per instruction set.
 //
-// Sums over columns go lane by lane over kLanes lanes, sums over rows and ranks one after another, whatever is done at once for speed.
+// Sums over columns go lane by lane over kLanes lanes, sums over rows and ranks one after another, whatever is done at
+// once for speed.
 #include <cstddef>
 #include <cstring>
 
@@ -53,7 +54,8 @@ inline void project_rows(float* p, const float* m, const float* q, size_t column
 
 void project(float* p, const float* m, const float* q, size_t rows, size_t columns, size_t rank) {
   size_t i = 0;
-  for (; i + kRowsAtOnce <= rows; i += kRowsAtOnce) project_rows<kRowsAtOnce>(p + i * rank, m + i * columns, q, columns, rank);
+  for (; i + kRowsAtOnce <= rows; i += kRowsAtOnce)
+    project_rows<kRowsAtOnce>(p + i * rank, m + i * columns, q, columns, rank);
   for (; i < rows; ++i) project_rows<1>(p + i * rank, m + i * columns, q, columns, rank);
 }
 

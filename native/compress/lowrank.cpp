@@ -10,8 +10,8 @@
 namespace ringleader::compress {
 namespace {
 
-// Magnitudes below these count as zero, so that no product is a subnormal number: 2^-90 in matrices and in what they were projected on,
-// 2^-36 in the factor that has a scale of its own (unit columns, or a largest element from 1/2 on).
+// Magnitudes below these count as zero, so that no product is a subnormal number: 2^-90 in matrices and in what they
+// were projected on, 2^-36 in the factor that has a scale of its own (unit columns, or a largest element from 1/2 on).
 constexpr std::uint32_t kLeastValue = (127U - 90U) << 23;
 constexpr std::uint32_t kLeastUnit = (127U - 36U) << 23;
 constexpr std::size_t kRows = 8;  // rows at once, which stay in the cache
@@ -61,8 +61,8 @@ void orthonormalise(float* p, std::size_t rows, std::size_t rank) {
     for (std::size_t c = 0; c < rank; ++c) p[i * rank + c] = columns[c * rows + i];
 }
 
-void project(const float* m, const float* q, float* p, const float* error, float* sum, std::size_t rows, std::size_t columns,
-             std::size_t rank) {
+void project(const float* m, const float* q, float* p, const float* error, float* sum, std::size_t rows,
+             std::size_t columns, std::size_t rank) {
   const std::vector<float> factors = dropped(transposed(q, columns, rank), kLeastUnit);
   std::vector<float> room;
   for (std::size_t i = 0; i < rows; i += kRows) {
@@ -81,18 +81,21 @@ void project_back(const float* m, const float* p, float* q, std::size_t rows, st
   std::vector<float> sums(rank * columns), room;
   for (std::size_t i = 0; i < rows; i += kRows) {
     const std::size_t n = std::min(kRows, rows - i);
-    kernels().project_back(sums.data(), without_small(m + i * columns, n * columns, room), units.data() + i * rank, n, columns, rank);
+    kernels().project_back(sums.data(), without_small(m + i * columns, n * columns, room), units.data() + i * rank, n,
+                           columns, rank);
   }
   for (std::size_t j = 0; j < columns; ++j)
     for (std::size_t r = 0; r < rank; ++r) q[j * rank + r] = sums[r * columns + j];
 }
 
-void expand(const float* p, const float* q, float* out, float* error, std::size_t rows, std::size_t columns, std::size_t rank) {
+void expand(const float* p, const float* q, float* out, float* error, std::size_t rows, std::size_t columns,
+            std::size_t rank) {
   const Table& table = kernels();
   const std::vector<float> factors = dropped(transposed(q, columns, rank), kLeastValue);
   const std::vector<float> units = dropped({p, p + rows * rank}, kLeastUnit);
   for (std::size_t i = 0; i < rows; ++i)
-    table.expand_row(out + i * columns, error == nullptr ? nullptr : error + i * columns, units.data() + i * rank, factors.data(), columns, rank);
+    table.expand_row(out + i * columns, error == nullptr ? nullptr : error + i * columns, units.data() + i * rank,
+                     factors.data(), columns, rank);
 }
 
 }  // namespace ringleader::compress

@@ -54,7 +54,8 @@ class Pieces {
 
     T& operator[](std::size_t at) {
       if (at - pieces_[now_].begin >= pieces_[now_].elements) {
-        const auto after = std::upper_bound(pieces_.begin(), pieces_.end(), at, [](std::size_t x, const Piece& p) { return x < p.begin; });
+        const auto after = std::upper_bound(pieces_.begin(), pieces_.end(), at,
+                                            [](std::size_t x, const Piece& p) { return x < p.begin; });
         now_ = static_cast<std::size_t>(after - pieces_.begin()) - 1;
       }
       return pieces_[now_].data[at - pieces_[now_].begin];

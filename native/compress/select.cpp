@@ -13,7 +13,7 @@ namespace ringleader::compress {
 namespace {
 
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
-constexpr std::size_t kSpare = 16;       // what collect may write beyond its room
+constexpr std::size_t kSpare = 16;  // what collect may write beyond its room
 constexpr std::size_t kSample = 1U << 14;
 
 std::uint32_t magnitude(float value) { return __builtin_bit_cast(std::uint32_t, value) & kMagnitude; }
@@ -77,14 +77,16 @@ Edge kth_largest(const float* x, std::size_t n, std::size_t k, std::size_t enoug
 }
 
 // The k largest, where `bits` is the magnitude of the k-th: all above it, and of those equal to it the first.
-void take_ties(const float* x, std::size_t n, std::size_t k, std::uint32_t bits, std::size_t greater, std::uint32_t* index) {
+void take_ties(const float* x, std::size_t n, std::size_t k, std::uint32_t bits, std::size_t greater,
+               std::uint32_t* index) {
   std::vector<std::uint32_t> found(k + kSpare);
   kernels().collect_ties(x, n, bits, k - greater, found.data(), k);
   std::copy_n(found.begin(), k, index);
 }
 
 // Keeps of `candidates`, ascending indices, those of the k largest; k <= their number.
-void keep_largest(const float* x, std::vector<std::uint32_t>& candidates, std::size_t count, std::size_t k, std::uint32_t* index) {
+void keep_largest(const float* x, std::vector<std::uint32_t>& candidates, std::size_t count, std::size_t k,
+                  std::uint32_t* index) {
   if (count == k) {
     std::copy_n(candidates.begin(), k, index);
     return;
@@ -99,9 +101,10 @@ void keep_largest(const float* x, std::vector<std::uint32_t>& candidates, std::s
     if (each <= *last) index[kept++] = static_cast<std::uint32_t>(each);
 }
 
-// Selects the k largest where far more reach `bits` because many are equal to it: those above it are candidates, or all taken and the first of
-// the equal ones besides. False where more than `room` are above, or fewer than k reach it.
-bool select_among_ties(const float* x, std::size_t n, std::size_t k, std::uint32_t bits, std::size_t room, std::uint32_t* index) {
+// Selects the k largest where far more reach `bits` because many are equal to it: those above it are candidates, or all
+// taken and the first of the equal ones besides. False where more than `room` are above, or fewer than k reach it.
+bool select_among_ties(const float* x, std::size_t n, std::size_t k, std::uint32_t bits, std::size_t room,
+                       std::uint32_t* index) {
   const Tally tally = kernels().tally(x, n, bits);
   if (tally.greater + tally.equal < k || tally.greater > room) return false;
   if (tally.greater < k) {
@@ -116,8 +119,9 @@ bool select_among_ties(const float* x, std::size_t n, std::size_t k, std::uint32
 
 void check_counts(std::size_t elements, std::size_t k) {
   if (k > elements || elements >= std::size_t{1} << 32)
-    throw Error(ErrorKind::invalid, "cannot select " + std::to_string(k) + " of " + std::to_string(elements) +
-                                        " elements; expected at most as many as there are, and fewer than 2^32 of those");
+    throw Error(ErrorKind::invalid,
+                "cannot select " + std::to_string(k) + " of " + std::to_string(elements) +
+                    " elements; expected at most as many as there are, and fewer than 2^32 of those");
 }
 
 }  // namespace
@@ -129,7 +133,8 @@ void select_top(const float* x, std::size_t elements, std::size_t k, std::uint32
     return;
   }
   if (k == 0) return;
-  // A threshold that a little more than k elements reach. Where far more do, most are equal to it; where the sample misleads, all are looked at.
+  // A threshold that a little more than k elements reach. Where far more do, most are equal to it; where the sample
+  // misleads, all are looked at.
   if (elements > 4 * kSample) {
     const std::uint32_t least = sampled_threshold(x, elements, static_cast<double>(k), 1.0, 0);
     const std::size_t room = std::min(elements, 2 * k + elements / 64);
@@ -151,7 +156,8 @@ void select_top(const float* x, std::size_t elements, std::size_t k, std::uint32
   }
 }
 
-std::size_t select_sampled(const float* x, std::size_t elements, std::size_t k, std::uint32_t seed, std::uint32_t* index) {
+std::size_t select_sampled(const float* x, std::size_t elements, std::size_t k, std::uint32_t seed,
+                           std::uint32_t* index) {
   check_counts(elements, k);
   if (k == 0) return 0;
   if (k == elements || elements <= 4 * kSample) {
@@ -163,7 +169,7 @@ std::size_t select_sampled(const float* x, std::size_t elements, std::size_t k, 
   std::vector<std::uint32_t> candidates(room + kSpare);
   const std::size_t count = least == 0 ? room : kernels().collect(x, elements, least, candidates.data(), room);
   if (count == room && select_among_ties(x, elements, k, least, room, index)) return k;  // many equal magnitudes
-  if (count == room || count < k / 2) {  // the sample does not tell
+  if (count == room || count < k / 2) {                                                  // the sample does not tell
     select_top(x, elements, k, index);
     return k;
   }
@@ -188,7 +194,9 @@ void select_random(std::size_t elements, std::size_t k, std::uint32_t seed, std:
 bool take(float* x, std::size_t elements, const std::uint32_t* index, std::size_t k, float* value) {
   std::uint32_t largest = 0;
   for (std::size_t j = 0; j < k; ++j) {
-    if (index[j] >= elements) throw Error(ErrorKind::invalid, "index " + std::to_string(index[j]) + " is not below " + std::to_string(elements));
+    if (index[j] >= elements)
+      throw Error(ErrorKind::invalid,
+                  "index " + std::to_string(index[j]) + " is not below " + std::to_string(elements));
     value[j] = x[index[j]];
     largest = std::max(largest, magnitude(value[j]));
     x[index[j]] = 0.0F;

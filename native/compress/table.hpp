@@ -27,14 +27,18 @@ struct Table {
   void (*add)(float* out, const float* a, const float* b, std::size_t n);
   void (*scaled_add)(float* out, const float* a, float scale, const float* b, std::size_t n);
   void (*clean)(float* x, std::size_t n);
-  // Indices of the elements whose magnitude, as bits, is at least `least`; stops after `room` of them (which `index` has, and 16 more).
+  // Indices of the elements whose magnitude, as bits, is at least `least`; stops after `room` of them (which `index`
+  // has, and 16 more).
   std::size_t (*collect)(const float* x, std::size_t n, std::uint32_t least, std::uint32_t* index, std::size_t room);
   Tally (*tally)(const float* x, std::size_t n, std::uint32_t bits);
-  // Indices, ascending, of the elements whose magnitude is above `bits`, and of the first `ties` that are equal; stops as collect does.
-  std::size_t (*collect_ties)(const float* x, std::size_t n, std::uint32_t bits, std::size_t ties, std::uint32_t* index, std::size_t room);
+  // Indices, ascending, of the elements whose magnitude is above `bits`, and of the first `ties` that are equal; stops
+  // as collect does.
+  std::size_t (*collect_ties)(const float* x, std::size_t n, std::uint32_t bits, std::size_t ties, std::uint32_t* index,
+                              std::size_t room);
   // Rows of m q, and the same plus sums over rows of m^T p; q is transposed (rank x columns), as in expand_row.
   void (*project)(float* p, const float* m, const float* q, std::size_t rows, std::size_t columns, std::size_t rank);
-  void (*project_back)(float* q, const float* m, const float* p, std::size_t rows, std::size_t columns, std::size_t rank);
+  void (*project_back)(float* q, const float* m, const float* p, std::size_t rows, std::size_t columns,
+                       std::size_t rank);
   // Whether some magnitude, as bits, is below `least` and not 0; and x without these, which may be x.
   bool (*has_less)(const float* x, std::size_t n, std::uint32_t least);
   void (*drop_less)(float* out, const float* x, std::size_t n, std::uint32_t least);

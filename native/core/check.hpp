@@ -44,12 +44,12 @@ struct Facts {
   explicit Facts(const Lowered& lowered);
   const Lowered& lowered;
   CollectiveState state;
-  std::vector<std::size_t> base;                    // rank's instruction i has global number base[rank] + i
-  std::vector<std::vector<std::uint32_t>> in_order; // per rank: the in-order instructions
-  std::vector<std::uint32_t> count;    // per global number: the count an in-order instruction completes with, else 0
+  std::vector<std::size_t> base;                     // rank's instruction i has global number base[rank] + i
+  std::vector<std::vector<std::uint32_t>> in_order;  // per rank: the in-order instructions
+  std::vector<std::uint32_t> count;  // per global number: the count an in-order instruction completes with, else 0
   std::vector<Message> messages;
-  std::vector<std::int32_t> first;     // messages that are first on their links
-  std::size_t total = 0;               // instructions
+  std::vector<std::int32_t> first;  // messages that are first on their links
+  std::size_t total = 0;            // instructions
 
   std::size_t number(Rank rank, std::uint32_t index) const { return base[rank] + index; }
   const Instr& instr(Rank rank, std::uint32_t index) const { return lowered.programs[rank].instrs[index]; }
@@ -103,8 +103,8 @@ class Order {
 };
 
 // What every location holds: a sum of random contributions in the field of 2^61 - 1 elements (right content, each
-// contribution once), a hash of the expression tree that made it (identical association and rounding), and the number of
-// contributions. For barrier, the set of ranks.
+// contribution once), a hash of the expression tree that made it (identical association and rounding), and the number
+// of contributions. For barrier, the set of ranks.
 class Values {
  public:
   Values(const Facts& facts, const Memory& memory, std::uint64_t seed);

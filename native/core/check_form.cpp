@@ -176,9 +176,8 @@ class Form {
       for (int b = 0; b < 3; ++b)
         for (std::size_t chunk = 0; chunk < lowered_.layouts[rank].written[b].size(); ++chunk)
           if (lowered_.layouts[rank].written[b][chunk] != written_[rank][b][chunk])
-            report_.add("layout: " +
-                        chunk_text(rank, static_cast<Buffer>(b), static_cast<std::int32_t>(chunk), 1) + " is " +
-                        (written_[rank][b][chunk] ? "written" : "not written") + ", but marked otherwise");
+            report_.add("layout: " + chunk_text(rank, static_cast<Buffer>(b), static_cast<std::int32_t>(chunk), 1) +
+                        " is " + (written_[rank][b][chunk] ? "written" : "not written") + ", but marked otherwise");
   }
 
   const Lowered& lowered_;

@@ -9,8 +9,12 @@
 namespace ringleader::checking {
 
 Order::Order(const Facts& facts)
-    : facts_(facts), local_(facts.lowered.node.size()), known_(local_.size()), joined_(facts.total, 0),
-      index_(local_.size()), best_(local_.size(), 0) {
+    : facts_(facts),
+      local_(facts.lowered.node.size()),
+      known_(local_.size()),
+      joined_(facts.total, 0),
+      index_(local_.size()),
+      best_(local_.size(), 0) {
   const std::vector<std::int32_t>& node = facts.lowered.node;
   std::vector<std::size_t> by_node(node.size());
   for (std::size_t r = 0; r < node.size(); ++r) by_node[r] = r;
@@ -63,8 +67,7 @@ bool Order::before(Event event, Rank rank, std::uint32_t index) {
   const Instr& instr = program.instrs[index];
   const std::uint32_t count = facts_.count[facts_.number(rank, index)];
   const bool network = event.code & kNetwork;
-  const std::uint32_t target =
-      network ? joined_[facts_.number(event.rank, event.code & ~kNetwork)] : event.code;
+  const std::uint32_t target = network ? joined_[facts_.number(event.rank, event.code & ~kNetwork)] : event.code;
   if (count != 0) {  // in order
     if (event.rank == rank) return target != 0 && (network ? target <= count : target < count);
     if (target != 0 && known(rank, event.rank) >= target) return true;
@@ -86,8 +89,8 @@ bool Order::before(Event event, Rank rank, std::uint32_t index) {
 
 bool Order::before_end(Event event, Rank rank, const std::vector<Wait>& first, const std::vector<Wait>* second) {
   if (event.rank == rank) return true;  // the rank has finished its own program
-  const std::uint32_t target =
-      event.code & kNetwork ? joined_[facts_.number(event.rank, event.code & ~kNetwork)] : event.code;
+  const std::uint32_t target = event.code & kNetwork ? joined_[facts_.number(event.rank, event.code & ~kNetwork)]
+                                                     : event.code;
   if (target != 0 && known(rank, event.rank) >= target) return true;
   Past past;
   past.rank = rank;
@@ -140,9 +143,8 @@ const std::vector<Order::Passed>& Order::index(Rank rank) {
     for (std::uint32_t w = 0; w < instr.wait_n && at != 0; ++w)
       list->push_back({program.waits[instr.wait_first + w].rank, at, program.waits[instr.wait_first + w].count});
   }
-  std::sort(list->begin(), list->end(), [](const Passed& a, const Passed& b) {
-    return a.peer != b.peer ? a.peer < b.peer : a.at < b.at;
-  });
+  std::sort(list->begin(), list->end(),
+            [](const Passed& a, const Passed& b) { return a.peer != b.peer ? a.peer < b.peer : a.at < b.at; });
   for (std::size_t i = 1; i < list->size(); ++i)
     if ((*list)[i].peer == (*list)[i - 1].peer) (*list)[i].count = std::max((*list)[i].count, (*list)[i - 1].count);
   index_[rank] = std::move(list);

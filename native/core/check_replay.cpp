@@ -13,10 +13,19 @@ namespace {
 class Replay {
  public:
   Replay(const Facts& facts, std::uint64_t seed, Report& report)
-      : facts_(facts), lowered_(facts.lowered), report_(report), memory_(make_memory(facts)),
-        values_(facts, memory_, seed), order_(facts), random_(mix(seed ^ 0x5eed)), n_(lowered_.n),
-        count_(lowered_.programs.size(), 0), sleepers_(lowered_.programs.size()), done_(facts.total, 0),
-        waiting_(facts.total, -1), initial_readers_(lowered_.programs.size()) {}
+      : facts_(facts),
+        lowered_(facts.lowered),
+        report_(report),
+        memory_(make_memory(facts)),
+        values_(facts, memory_, seed),
+        order_(facts),
+        random_(mix(seed ^ 0x5eed)),
+        n_(lowered_.n),
+        count_(lowered_.programs.size(), 0),
+        sleepers_(lowered_.programs.size()),
+        done_(facts.total, 0),
+        waiting_(facts.total, -1),
+        initial_readers_(lowered_.programs.size()) {}
 
   void run() {
     for (Rank rank = 0; rank < n_; ++rank) ready_.push_back(rank);

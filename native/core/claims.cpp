@@ -9,8 +9,9 @@ void Departures::expect(std::shared_ptr<PeerProcess> process, const std::atomic<
   peers_.push_back({std::move(process), told});
 }
 
-// Invariant: a peer that is known to have left everything is not looked at again, since its word lies in memory that may belong to others
-// once all have. Whether a process lives costs a system call, so that is asked last, and ends with the first that does.
+// Invariant: a peer that is known to have left everything is not looked at again, since its word lies in memory that
+// may belong to others once all have. Whether a process lives costs a system call, so that is asked last, and ends with
+// the first that does.
 bool Departures::all(Left what) {
   const std::lock_guard lock(mutex_);
   for (Peer& peer : peers_) {

@@ -1,5 +1,5 @@
-// What peers of this host may still do to memory that a communicator showed them, as far as they have told: docs/architecture.md, "Who may
-// write which memory until when".
+// What peers of this host may still do to memory that a communicator showed them, as far as they have told:
+// docs/architecture.md, "Who may write which memory until when".
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,9 @@
 
 namespace ringleader {
 
-// How far a rank has left a communicator for good, as it tells each peer by a word in the peer's own shared block. Its process's end says
-// the same. Nothing else does: a rank that does not answer may be stopped in the middle of a store, and go on with it at any time.
+// How far a rank has left a communicator for good, as it tells each peer by a word in the peer's own shared block. Its
+// process's end says the same. Nothing else does: a rank that does not answer may be stopped in the middle of a store,
+// and go on with it at any time.
 enum class Left : std::uint32_t {
   nothing = 0,
   operations = 1,  // no operation of it touches memory of others any more

@@ -12,9 +12,14 @@
 namespace ringleader {
 
 Communicator::Communicator(Rank rank, Rank size, double timeout_seconds, const CommOptions& options)
-    : options_(options), spin_budget_(options.wait.spin_us), timeout_(timeout_seconds), generation_(fork_generation()), execution_(mesh_) {
+    : options_(options),
+      spin_budget_(options.wait.spin_us),
+      timeout_(timeout_seconds),
+      generation_(fork_generation()),
+      execution_(mesh_) {
   if (size < 1 || rank < 0 || rank >= size)
-    throw Error(ErrorKind::invalid, "rank " + std::to_string(rank) + " of " + std::to_string(size) + ": expected 0 <= rank < size");
+    throw Error(ErrorKind::invalid,
+                "rank " + std::to_string(rank) + " of " + std::to_string(size) + ": expected 0 <= rank < size");
   if (options.bound) cores_ = CoreMask::of_this_thread();
   Arena::reclaim();
   mesh_.rank = rank;
@@ -45,7 +50,8 @@ void Communicator::connect(ConnectRequest request) {
   for (const std::size_t given : {request.nodes.size(), request.processes.size(), request.control_offsets.size(),
                                   request.sockets.size(), request.names.size()})
     if (given != n)
-      throw Error(ErrorKind::invalid, "connect: expected " + std::to_string(n) + " entries, one per rank, got " + std::to_string(given));
+      throw Error(ErrorKind::invalid,
+                  "connect: expected " + std::to_string(n) + " entries, one per rank, got " + std::to_string(given));
   std::vector<std::unique_ptr<ByteStream>> streams(n);
   control_.resize(n);
   goodbye_.assign(n, 0);
@@ -60,7 +66,8 @@ void Communicator::connect(ConnectRequest request) {
   state_.store(State::live, std::memory_order_release);
 }
 
-void Communicator::connect_peer(Rank rank, const ConnectRequest& request, std::vector<std::unique_ptr<ByteStream>>& streams) {
+void Communicator::connect_peer(Rank rank, const ConnectRequest& request,
+                                std::vector<std::unique_ptr<ByteStream>>& streams) {
   const auto r = static_cast<std::size_t>(rank);
   Mesh::Peer& peer = mesh_.peers[r];
   peer.name = request.names[r];
@@ -71,9 +78,11 @@ void Communicator::connect_peer(Rank rank, const ConnectRequest& request, std::v
   }
   if (request.nodes[r] == request.nodes[static_cast<std::size_t>(mesh_.rank)]) {
     peer.process = request.processes[r];
-    if (!peer.process) throw Error(ErrorKind::invalid, "connect: " + peer.name + " is on this node but has no process", {rank});
+    if (!peer.process)
+      throw Error(ErrorKind::invalid, "connect: " + peer.name + " is on this node but has no process", {rank});
     if (peer.process == PeerProcess::self()) peer.process = PeerProcess::mirror();  // a thread's
-    if (!peer.process->contains(request.control_offsets[r], SharedBlock::bytes(mesh_.size)) || request.control_offsets[r] % 64)
+    if (!peer.process->contains(request.control_offsets[r], SharedBlock::bytes(mesh_.size)) ||
+        request.control_offsets[r] % 64)
       throw Error(ErrorKind::invalid, "connect: the control block of " + peer.name + " lies outside its arena", {rank});
     peer.shared = reinterpret_cast<SharedBlock*>(peer.process->base() + request.control_offsets[r]);
     departures_->expect(peer.process, mesh_.own->left(mesh_.size) + rank);
@@ -85,8 +94,10 @@ void Communicator::connect_peer(Rank rank, const ConnectRequest& request, std::v
   const std::vector<int>& sockets = request.sockets[r];
   const std::size_t needed = request.ucx ? 2 : 3;
   if (sockets.size() < needed)
-    throw Error(ErrorKind::invalid, "connect: " + peer.name + " needs at least " + std::to_string(needed) + " connections, got " +
-                                        std::to_string(sockets.size()), {rank});
+    throw Error(ErrorKind::invalid,
+                "connect: " + peer.name + " needs at least " + std::to_string(needed) + " connections, got " +
+                    std::to_string(sockets.size()),
+                {rank});
   options_.wait.turns_per_clock = 1;  // a turn then asks the sockets
   control_[r] = std::make_unique<ControlConnection>(sockets[0], rank, peer.name);
   streams[r] = std::make_unique<TcpStream>(sockets[1], rank, peer.name);
@@ -103,7 +114,8 @@ void Communicator::connect_data(Rank rank, const ConnectRequest& request) {
   if (!request.ucx) return;
   if (request.ucx_addresses.size() != request.names.size() || request.ucx_channels < 1 || request.ucx_channels > 255)
     throw Error(ErrorKind::invalid, "connect: UCX needs an address per rank and 1 to 255 channels, got " +
-                                        std::to_string(request.ucx_addresses.size()) + " and " + std::to_string(request.ucx_channels));
+                                        std::to_string(request.ucx_addresses.size()) + " and " +
+                                        std::to_string(request.ucx_channels));
   for (std::size_t i = 0; i < request.ucx_channels; ++i)
     peer.links.push_back(std::make_unique<UcxLink>(request.ucx, request.ucx_addresses[r], mesh_.rank, rank,
                                                    static_cast<std::uint8_t>(i), peer.name));
@@ -113,12 +125,13 @@ std::shared_ptr<const Plan> Communicator::make_plan(PlanRequest request) {
   require_usable();
   const Lowered& lowered = *request.lowered;
   if (lowered.n != mesh_.size)
-    throw Error(ErrorKind::invalid, "the schedule is for " + std::to_string(lowered.n) + " ranks, the communicator has " +
-                                        std::to_string(mesh_.size));
+    throw Error(ErrorKind::invalid, "the schedule is for " + std::to_string(lowered.n) +
+                                        " ranks, the communicator has " + std::to_string(mesh_.size));
   std::size_t connections = 1;
   for (Rank r = 0; r < mesh_.size; ++r) {
     const Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(r)];
-    const bool same_node = lowered.node[static_cast<std::size_t>(r)] == lowered.node[static_cast<std::size_t>(mesh_.rank)];
+    const bool same_node = lowered.node[static_cast<std::size_t>(r)] ==
+                           lowered.node[static_cast<std::size_t>(mesh_.rank)];
     if (same_node != (peer.shared != nullptr))
       throw Error(ErrorKind::invalid, "the schedule was lowered for another node layout: " + peer.name + " is on " +
                                           (same_node ? "another" : "this") + " node");
@@ -134,8 +147,9 @@ std::shared_ptr<const Plan> Communicator::make_plan(PlanRequest request) {
 
 void Communicator::refuse() {
   if (generation_ != fork_generation())
-    throw Error(ErrorKind::forked, "this communicator belongs to the parent process; a forked child cannot use it. "
-                                   "Create communicators after forking, or start workers with the spawn method");
+    throw Error(ErrorKind::forked,
+                "this communicator belongs to the parent process; a forked child cannot use it. "
+                "Create communicators after forking, or start workers with the spawn method");
   switch (state()) {
     case State::live:
       if (!aborted(mesh_.own->control)) return;
@@ -181,17 +195,19 @@ void Communicator::close_links() {
     for (auto& link : peer.links) link->close();
 }
 
-// Leaving: what is in flight gets the time to complete, because peers need this rank's part in it and may be behind. Then they learn of it,
-// what is still in flight here fails, and the memory that peers may still touch is released: it is given out again once all of them have
-// left too.
+// Leaving: what is in flight gets the time to complete, because peers need this rank's part in it and may be behind.
+// Then they learn of it, what is still in flight here fails, and the memory that peers may still touch is released: it
+// is given out again once all of them have left too.
 void Communicator::close(double timeout_seconds) {
   if (forked()) return;  // a copy in a forked child: the parent's resources are not ours to touch
-  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
+  const auto until = Clock::now() +
+                     std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
   if (state() == State::live && !closing_.load()) {
     // Small sends were reported complete when they were copied; they must not be lost now.
     while (!p2p_->flushed() && !aborted(mesh_.own->control) && Clock::now() < until)
       if (!p2p_->progress()) std::this_thread::yield();
-    const auto last = until - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds / 20));  // for the rest
+    const auto last = until - std::chrono::duration_cast<Clock::duration>(
+                                  std::chrono::duration<double>(timeout_seconds / 20));  // for the rest
     std::unique_lock lock(mutex_);
     while ((busy() || !queue_.empty()) && state() == State::live && !ended() && Clock::now() < last)
       wake_->wait_for(lock, std::chrono::milliseconds(1));
@@ -228,21 +244,24 @@ void Communicator::close(double timeout_seconds) {
   if (quiet) bury();
 }
 
-// Whether no caller moves messages any more, now that all of them have failed: it sleeps in this rank's block and rings those of peers.
+// Whether no caller moves messages any more, now that all of them have failed: it sleeps in this rank's block and rings
+// those of peers.
 bool Communicator::helped(Clock::time_point until) {
   std::unique_lock lock(mutex_);
   if (helpers_ != 0) ring(mesh_.own->control);
-  return wake_->wait_until(lock, std::max(until, Clock::now() + std::chrono::milliseconds(100)), [this] { return helpers_ == 0; });
+  return wake_->wait_until(lock, std::max(until, Clock::now() + std::chrono::milliseconds(100)),
+                           [this] { return helpers_ == 0; });
 }
 
-// Tells peers how far this rank has left. Invariant: it is so for good, and after `everything` none of their memory is touched.
+// Tells peers how far this rank has left. Invariant: it is so for good, and after `everything` none of their memory is
+// touched.
 void Communicator::tell_left(Left what) {
   std::lock_guard lock(reach_mutex_);
   if (told_.load(std::memory_order_relaxed) >= what) return;
   told_.store(what, std::memory_order_relaxed);
   for (const Rank r : mesh_.local)
-    mesh_.peers[static_cast<std::size_t>(r)].shared->left(mesh_.size)[mesh_.rank].store(static_cast<std::uint32_t>(what),
-                                                                                        std::memory_order_release);
+    mesh_.peers[static_cast<std::size_t>(r)].shared->left(mesh_.size)[mesh_.rank].store(
+        static_cast<std::uint32_t>(what), std::memory_order_release);
 }
 
 // Under nobody's hands any more.

@@ -1,5 +1,5 @@
-// One rank's end of a group: runs operations in order, on the caller's thread or on its progress thread, and turns every
-// failure into one error with one first cause on all ranks.
+// One rank's end of a group: runs operations in order, on the caller's thread or on its progress thread, and turns
+// every failure into one error with one first cause on all ranks.
 #pragma once
 
 #include <condition_variable>
@@ -36,14 +36,14 @@ struct CommOptions {
 };
 
 struct ConnectRequest {
-  std::vector<std::int32_t> nodes;                       // by rank
-  std::vector<std::shared_ptr<PeerProcess>> processes;   // ranks of my node (mine: self), null for others
-  std::vector<std::uint64_t> control_offsets;            // of their shared blocks
-  std::vector<std::vector<int>> sockets;                 // ranks of other nodes: control, p2p, data...
+  std::vector<std::int32_t> nodes;                      // by rank
+  std::vector<std::shared_ptr<PeerProcess>> processes;  // ranks of my node (mine: self), null for others
+  std::vector<std::uint64_t> control_offsets;           // of their shared blocks
+  std::vector<std::vector<int>> sockets;                // ranks of other nodes: control, p2p, data...
   std::vector<std::string> names;
-  std::shared_ptr<UcxWorker> ucx = nullptr;              // carries the data in the stead of data sockets
-  std::vector<std::string> ucx_addresses = {};           // of the workers of ranks of other nodes
-  std::size_t ucx_channels = 0;                          // links with each
+  std::shared_ptr<UcxWorker> ucx = nullptr;     // carries the data in the stead of data sockets
+  std::vector<std::string> ucx_addresses = {};  // of the workers of ranks of other nodes
+  std::size_t ucx_channels = 0;                 // links with each
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -68,13 +68,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                    std::shared_ptr<WorkState> work = nullptr);
   std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout,
                                    std::shared_ptr<WorkState> work = nullptr, bool exact = false);
-  // Works of this communicator as one operation in the order of the others: those called later come after it. It is over when all
-  // of them are, and fails with the first error among them.
+  // Works of this communicator as one operation in the order of the others: those called later come after it. It is
+  // over when all of them are, and fails with the first error among them.
   std::shared_ptr<WorkState> join(std::vector<std::shared_ptr<WorkState>> parts, std::shared_ptr<WorkState> work);
-  // Whether fewer than kMostQueued operations wait for their turn; waits for it until then. What is not waited for by a program is so
-  // bounded, and with it the memory that it keeps.
+  // Whether fewer than kMostQueued operations wait for their turn; waits for it until then. What is not waited for by a
+  // program is so bounded, and with it the memory that it keeps.
   bool has_room(Clock::time_point until);
-  bool forked() const { return generation_ != fork_generation(); }  // a forked child's copy of its parent's communicator
+  bool forked() const {
+    return generation_ != fork_generation();
+  }  // a forked child's copy of its parent's communicator
 
   // Waits for a message and moves messages meanwhile; true if `work` is done.
   bool help(WorkState& work, Clock::time_point until);
@@ -116,16 +118,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // How far a thread that drives an operation got with its waiting.
   struct Driver {
     explicit Driver(Communicator& communicator, double limit = 0)
-        : waiter(communicator.options_.wait, &communicator.mesh_.own->control, &communicator.spin_budget_, &communicator.yield_trust_), timeout(limit) {}
+        : waiter(communicator.options_.wait, &communicator.mesh_.own->control, &communicator.spin_budget_,
+                 &communicator.yield_trust_),
+          timeout(limit) {}
     Waiter waiter;
     double timeout;
     Clock::time_point started{}, deadline{}, next_health{};
     Clock::time_point idle_since{};  // the last look at who is late, in a wait that has gone beyond spinning
     std::uint32_t moves = 0;
-    std::uint32_t looked = 0;  // in vain at peers on other cores, in this wait
-    bool nudged = false;       // the last sleep was ended by a peer, and nothing moved for it
+    std::uint32_t looked = 0;    // in vain at peers on other cores, in this wait
+    bool nudged = false;         // the last sleep was ended by a peer, and nothing moved for it
     Clock::time_point spared{};  // since when messages are waited for after an end that spares operations
-    // Near the limit: until when the others have time to show that they wait, and how often the ranks of this node had by then.
+    // Near the limit: until when the others have time to show that they wait, and how often the ranks of this node had
+    // by then.
     Clock::time_point verdict{};
     std::vector<std::uint64_t> beats;
     std::vector<pollfd> fds;
@@ -138,7 +143,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   void release() {
     std::uint32_t mine = kBusy;
-    if (!turn_.compare_exchange_strong(mine, 0, std::memory_order_release, std::memory_order_relaxed)) release_contended();
+    if (!turn_.compare_exchange_strong(mine, 0, std::memory_order_release, std::memory_order_relaxed))
+      release_contended();
   }
   void release_contended();
   bool worth_another_look(std::uint32_t& looked);
@@ -196,7 +202,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Mesh mesh_;
   CommOptions options_;
-  CoreMask cores_;  // of its own threads; empty: as those that start them
+  CoreMask cores_;                                          // of its own threads; empty: as those that start them
   std::optional<TimeSlice::Use> slice_use_{std::in_place};  // until closed
   SpinBudget spin_budget_;
   YieldTrust yield_trust_;
@@ -209,27 +215,29 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   mutable std::atomic<bool> offset_told_{false};  // somebody may know where the shared block is
   bool connected_ = false;                        // and departures_ expects all who do
 
-  // Peers' memory outside of operations (abort records, doorbells) is touched under it, and not once told_ is `everything`.
+  // Peers' memory outside of operations (abort records, doorbells) is touched under it, and not once told_ is
+  // `everything`.
   std::mutex reach_mutex_;
-  std::atomic<Left> told_{Left::nothing};                // how far the peers know this rank to have left
+  std::atomic<Left> told_{Left::nothing};  // how far the peers know this rank to have left
   std::shared_ptr<Departures> departures_ = std::make_shared<Departures>();  // how far they have
 
   std::vector<std::unique_ptr<ControlConnection>> control_;  // by rank; null for ranks of my node
   mutable std::mutex control_mutex_;                         // guards it and what was heard over it
   std::vector<char> goodbye_;                                // network peers that said they leave
-  std::vector<char> gone_;                                   // network peers whose control connection ended without goodbye
-  std::vector<OpInfo> presence_;                             // the last operation each network peer said it waits in
-  std::vector<char> asked_;                                  // network peers that want to know whom this rank waits for
-  std::vector<std::optional<std::vector<Rank>>> answers_;    // whom network peers said they wait for, since this rank asked
-  std::uint64_t presence_sent_ = 0;                          // sequence of the last one told to them; under kBusy
+  std::vector<char> gone_;        // network peers whose control connection ended without goodbye
+  std::vector<OpInfo> presence_;  // the last operation each network peer said it waits in
+  std::vector<char> asked_;       // network peers that want to know whom this rank waits for
+  std::vector<std::optional<std::vector<Rank>>>
+      answers_;                      // whom network peers said they wait for, since this rank asked
+  std::uint64_t presence_sent_ = 0;  // sequence of the last one told to them; under kBusy
   std::unique_ptr<PointToPoint> p2p_;
 
   mutable std::mutex failure_mutex_;
   std::optional<Error> first_;  // the first cause
 
-  // One operation runs at a time: whoever holds kBusy uses execution_, the links and next_sequence_. kWanted stands while an operation is
-  // queued or the end has come: then no caller may run past them, and whoever is done tells the progress thread. Set and cleared under
-  // mutex_.
+  // One operation runs at a time: whoever holds kBusy uses execution_, the links and next_sequence_. kWanted stands
+  // while an operation is queued or the end has come: then no caller may run past them, and whoever is done tells the
+  // progress thread. Set and cleared under mutex_.
   static constexpr std::uint32_t kBusy = 1, kWanted = 2;
   static constexpr std::size_t kMostQueued = 1024;
   std::atomic<std::uint32_t> turn_{0};
@@ -244,8 +252,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t next_sequence_ = 1;
 };
 
-// A synchronous operation: runs on the calling thread if nothing else runs or waits, else behind what does. Communicator and plan must
-// outlive it.
+// A synchronous operation: runs on the calling thread if nothing else runs or waits, else behind what does.
+// Communicator and plan must outlive it.
 class Call {
  public:
   Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout);
@@ -254,8 +262,8 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  bool spin();                              // tries for a few microseconds, without sleeping or yielding; true if complete
-  bool advance(Clock::time_point until);    // true if complete; throws the operation's error
+  bool spin();  // tries for a few microseconds, without sleeping or yielding; true if complete
+  bool advance(Clock::time_point until);  // true if complete; throws the operation's error
 
  private:
   void finish();

@@ -28,7 +28,8 @@ BlockState block_state(const ControlBlock& block) {
 
 }  // namespace
 
-// Dead peers end every wait; peers that left in good order end only waits for them. `in_operation`: the caller drives one.
+// Dead peers end every wait; peers that left in good order end only waits for them. `in_operation`: the caller drives
+// one.
 void Communicator::check_peers(bool in_operation) {
   const std::string where = in_operation ? " while " + mesh_.name(mesh_.rank) + " was in " + execution_.describe() : "";
   std::vector<Rank> left;
@@ -41,8 +42,8 @@ void Communicator::check_peers(bool in_operation) {
       throw Error(ErrorKind::peer_lost, mesh_.name(r) + " died (its process is gone)" + where, {r});
     }
   }
-  // A network peer that said goodbye may have left data in the sockets: their end, met when reading, is what counts there. In
-  // shared memory all its progress is visible once its state is.
+  // A network peer that said goodbye may have left data in the sockets: their end, met when reading, is what counts
+  // there. In shared memory all its progress is visible once its state is.
   poll_control(where);
   if (in_operation) {
     show_wait();
@@ -54,8 +55,10 @@ void Communicator::check_peers(bool in_operation) {
   if (ended()) throw_aborted();  // it said why before it left
   for (const Rank r : execution_.blocked_on())
     if (std::find(left.begin(), left.end(), r) != left.end())
-      throw Error(ErrorKind::peer_lost, mesh_.name(r) + " has left the communicator (closed it or exited) while " +
-                                            mesh_.name(mesh_.rank) + " waits for it in " + execution_.describe(), {r});
+      throw Error(ErrorKind::peer_lost,
+                  mesh_.name(r) + " has left the communicator (closed it or exited) while " + mesh_.name(mesh_.rank) +
+                      " waits for it in " + execution_.describe(),
+                  {r});
 }
 
 void Communicator::poll_control(const std::string& where) {
@@ -75,7 +78,8 @@ void Communicator::poll_control(const std::string& where) {
         break;
       case ControlConnection::Event::Type::lost:
         gone_[r] = 1;
-        throw Error(ErrorKind::peer_lost, "connection to " + mesh_.peers[r].name + " was lost (" + event.reason + ")" + where,
+        throw Error(ErrorKind::peer_lost,
+                    "connection to " + mesh_.peers[r].name + " was lost (" + event.reason + ")" + where,
                     {static_cast<Rank>(r)});
     }
   }
@@ -92,8 +96,8 @@ void Communicator::hear_control() {
   }
 }
 
-// Ranks that wait long tell the others in which operation: so a late rank can be named by ranks that do not exchange a message
-// with it, and a disagreement shows where both sides only wait.
+// Ranks that wait long tell the others in which operation: so a late rank can be named by ranks that do not exchange a
+// message with it, and a disagreement shows where both sides only wait.
 void Communicator::tell_presence() {
   if (presence_sent_ == execution_.info().sequence) return;
   presence_sent_ = execution_.info().sequence;
@@ -122,7 +126,8 @@ void Communicator::show_wait() {
   if (mesh_.local.empty()) return;
   std::vector<std::uint64_t> words(SharedBlock::awaited_words(mesh_.size), 0);
   for (const Rank r : execution_.blocked_on()) words[static_cast<std::size_t>(r) / 64] |= std::uint64_t{1} << (r % 64);
-  for (std::size_t i = 0; i < words.size(); ++i) mesh_.own->awaited(mesh_.size)[i].store(words[i], std::memory_order_relaxed);
+  for (std::size_t i = 0; i < words.size(); ++i)
+    mesh_.own->awaited(mesh_.size)[i].store(words[i], std::memory_order_relaxed);
   mesh_.own->control.beats.fetch_add(1, std::memory_order_release);
 }
 
@@ -136,7 +141,8 @@ void Communicator::answer_inquiries() {
 void Communicator::inquire(Driver& driver, Clock::time_point now) {
   driver.verdict = std::max(driver.deadline, now + kLeastInquiry);
   driver.beats.assign(static_cast<std::size_t>(mesh_.size), 0);
-  for (const Rank r : mesh_.local) driver.beats[static_cast<std::size_t>(r)] = mesh_.control(r).beats.load(std::memory_order_acquire);
+  for (const Rank r : mesh_.local)
+    driver.beats[static_cast<std::size_t>(r)] = mesh_.control(r).beats.load(std::memory_order_acquire);
   std::lock_guard lock(control_mutex_);
   for (std::size_t r = 0; r < control_.size(); ++r) {
     answers_[r].reset();
@@ -151,15 +157,16 @@ std::optional<std::vector<Rank>> Communicator::awaited_by(const Driver& driver, 
     std::lock_guard lock(control_mutex_);
     return answers_[static_cast<std::size_t>(rank)];
   }
-  if (peer.shared->control.beats.load(std::memory_order_acquire) == driver.beats[static_cast<std::size_t>(rank)]) return std::nullopt;
+  if (peer.shared->control.beats.load(std::memory_order_acquire) == driver.beats[static_cast<std::size_t>(rank)])
+    return std::nullopt;
   std::vector<Rank> ranks;
   for (Rank r = 0; r < mesh_.size; ++r)
     if (peer.shared->awaited(mesh_.size)[r / 64].load(std::memory_order_relaxed) >> (r % 64) & 1) ranks.push_back(r);
   return ranks;
 }
 
-// Who holds the operation up: along the chains of ranks that wait for one another, in whatever operation, those at the ends, which wait for
-// nobody.
+// Who holds the operation up: along the chains of ranks that wait for one another, in whatever operation, those at the
+// ends, which wait for nobody.
 std::vector<Rank> Communicator::culprits(const Driver& driver) const {
   std::vector<Rank> chain = execution_.blocked_on(), ends;
   std::vector<char> seen(static_cast<std::size_t>(mesh_.size), 0);
@@ -199,8 +206,8 @@ std::string Communicator::last_operation(Rank rank) const {
 
 Error Communicator::timeout_error(const Driver& driver, Clock::time_point now) const {
   std::vector<Rank> missing = culprits(driver);
-  std::string text = "timed out after " + seconds_text(now - driver.started) + " on " + mesh_.name(mesh_.rank) + " in " +
-                     execution_.describe();
+  std::string text = "timed out after " + seconds_text(now - driver.started) + " on " + mesh_.name(mesh_.rank) +
+                     " in " + execution_.describe();
   for (const Rank r : missing) {
     text += "; waiting for " + mesh_.name(r) + ", which " + last_operation(r);
     if (entered(r) && !awaited_by(driver, r)) text += " and waits for nobody: it is stopped, or so slow";
@@ -223,15 +230,15 @@ void Communicator::throw_aborted() const {
   throw Error(record->kind, record->reason, ranks);
 }
 
-// What an operation that stopped with `error` reports. A lost data connection may only be how a peer's abort arrives first: its
-// own words, or the end of a control connection (that process is gone for certain), are waited for a moment, because they name
-// the cause.
+// What an operation that stopped with `error` reports. A lost data connection may only be how a peer's abort arrives
+// first: its own words, or the end of a control connection (that process is gone for certain), are waited for a moment,
+// because they name the cause.
 Error Communicator::first_cause_of(const Error& error) {
   Error cause = error;
   const bool lost = error.kind == ErrorKind::peer_lost;
   if (lost || error.kind == ErrorKind::mismatch) {
-    // A disagreement may only show that peers have given the operation up already; then they have said so before. And the death of a
-    // process of this node is certain: no connection has more to say of it.
+    // A disagreement may only show that peers have given the operation up already; then they have said so before. And
+    // the death of a process of this node is certain: no connection has more to say of it.
     const auto until = Clock::now() + milliseconds(lost && controlled(error) ? 500 : 0);
     do {
       try {
@@ -245,8 +252,10 @@ Error Communicator::first_cause_of(const Error& error) {
     } while (Clock::now() < until);
   }
   if (cause.kind == ErrorKind::peer_lost && cause.ranks.size() == 1 && said_goodbye(cause.ranks.front()))
-    cause = Error(ErrorKind::peer_lost, mesh_.name(cause.ranks.front()) + " has left the communicator (closed it or exited) while " +
-                                            mesh_.name(mesh_.rank) + " waits for it in " + execution_.describe(), cause.ranks);
+    cause = Error(ErrorKind::peer_lost,
+                  mesh_.name(cause.ranks.front()) + " has left the communicator (closed it or exited) while " +
+                      mesh_.name(mesh_.rank) + " waits for it in " + execution_.describe(),
+                  cause.ranks);
   if (cause.kind == ErrorKind::mismatch) {  // peers get the text too: a link says "this rank"
     std::string text = cause.what();
     const std::string self = "this rank";
@@ -260,10 +269,11 @@ Error Communicator::first_cause_of(const Error& error) {
   return give_up_operation(cause.what()).value_or(cause);
 }
 
-// Under kBusy, once the peers have been told to give up: the operation, if there is one, is left for good. Invariant: before anybody learns
-// that it is over, the user's memory that was shown in it is out of reach of every peer that has not left its operations too. Peers that
-// still run do so at once, so they are waited for a moment; others may be stopped, and go on with a store at any time.
-// Returns what the caller must be told instead of the cause: that his memory could not be taken away.
+// Under kBusy, once the peers have been told to give up: the operation, if there is one, is left for good. Invariant:
+// before anybody learns that it is over, the user's memory that was shown in it is out of reach of every peer that has
+// not left its operations too. Peers that still run do so at once, so they are waited for a moment; others may be
+// stopped, and go on with a store at any time. Returns what the caller must be told instead of the cause: that his
+// memory could not be taken away.
 std::optional<Error> Communicator::give_up_operation(const std::string& cause) {
   const auto shown = execution_.shown();
   execution_.finish();
@@ -272,7 +282,8 @@ std::optional<Error> Communicator::give_up_operation(const std::string& cause) {
   if (shown.empty()) return std::nullopt;
   const auto until = Clock::now() + kLeavingTime;
   bool left;
-  while (!(left = departures_->all(Left::operations)) && Clock::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  while (!(left = departures_->all(Left::operations)) && Clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   if (left) return std::nullopt;
   std::optional<Error> failed;
   const auto claim = std::make_shared<PeersClaim>(departures_, Left::operations);
@@ -280,16 +291,19 @@ std::optional<Error> Communicator::give_up_operation(const std::string& cause) {
     try {
       Arena::instance().seclude(memory.data(), memory.size(), claim);
     } catch (const Error& error) {
-      failed = Error(ErrorKind::memory, std::string("registered arrays of a failed operation must not be used any more, since a rank that does "
-                                                    "not answer may still write to them, and they could not be taken away from it: ") +
-                                            error.what() + "; drop them. The operation failed because: " + cause);
+      failed = Error(
+          ErrorKind::memory,
+          std::string("registered arrays of a failed operation must not be used any more, since a rank that does "
+                      "not answer may still write to them, and they could not be taken away from it: ") +
+              error.what() + "; drop them. The operation failed because: " + cause);
     }
   }
   return failed;
 }
 
-// The first operation that an error ends, if it spares those before. A peer that left in order has done its part in all that were complete
-// for it. That this rank's operation lacks it, is no reason for others, which may be behind, to give theirs up.
+// The first operation that an error ends, if it spares those before. A peer that left in order has done its part in all
+// that were complete for it. That this rank's operation lacks it, is no reason for others, which may be behind, to give
+// theirs up.
 std::uint64_t Communicator::spares(const Error& error) {
   if (error.kind != ErrorKind::peer_lost || error.ranks.size() != 1) return 0;
   const Rank r = error.ranks.front();
@@ -353,7 +367,8 @@ void Communicator::spread(const Error& error, std::uint64_t from) {
 }
 
 void Communicator::abort(ErrorKind kind, Rank cause, const std::string& reason) {
-  if (generation_ != fork_generation()) throw Error(ErrorKind::forked, "a forked child cannot abort its parent's communicator");
+  if (generation_ != fork_generation())
+    throw Error(ErrorKind::forked, "a forked child cannot abort its parent's communicator");
   if (state() != State::live) return;
   fail(Error(kind, reason, cause >= 0 ? std::vector<Rank>{cause} : std::vector<Rank>{}));
 }

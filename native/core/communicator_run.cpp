@@ -16,16 +16,18 @@ namespace {
 constexpr auto kHealthInterval = milliseconds(5);  // between looks at peers while waiting
 constexpr auto kLongestSleep = milliseconds(50);
 constexpr auto kWorthSpinning = std::chrono::microseconds(4);  // a learned budget below this: peers share our core
-// A wait that long may be for ever: ranks that only wait for each other in different operations learn it from what they tell, and a
-// timeout can name the late rank. To tell a peer costs a few microseconds, so that with many peers it is told later.
+// A wait that long may be for ever: ranks that only wait for each other in different operations learn it from what they
+// tell, and a timeout can name the late rank. To tell a peer costs a few microseconds, so that with many peers it is
+// told later.
 constexpr auto kWorthTelling = milliseconds(20);
 constexpr auto kWorthTellingPerPeer = std::chrono::microseconds(100);
-// Before the limit passes, everybody is asked for whom they wait: a rank that waits looks around at least every 50 ms, if it gets to run.
+// Before the limit passes, everybody is asked for whom they wait: a rank that waits looks around at least every 50 ms,
+// if it gets to run.
 constexpr auto kInquiry = milliseconds(300);
 // Messages on their way from a rank that has given up an operation, because others have left, have so long to arrive.
 constexpr auto kSpared = milliseconds(1000);
-constexpr std::uint32_t kMovesPerClock = 64;       // progress steps between looks at the clock
-constexpr int kQuickRounds = 200;                  // attempts of Call::spin: a few microseconds
+constexpr std::uint32_t kMovesPerClock = 64;  // progress steps between looks at the clock
+constexpr int kQuickRounds = 200;             // attempts of Call::spin: a few microseconds
 
 }  // namespace
 
@@ -50,7 +52,8 @@ void Communicator::update_wanted() {
     turn_.fetch_and(~kWanted, std::memory_order_relaxed);
 }
 
-// Under kBusy, with more ranks than cores, when nothing moved: whether to try again before yielding. `looked` belongs to the wait.
+// Under kBusy, with more ranks than cores, when nothing moved: whether to try again before yielding. `looked` belongs
+// to the wait.
 bool Communicator::worth_another_look(std::uint32_t& looked) {
   const auto core = static_cast<std::uint32_t>(::sched_getcpu()) + 1;
   std::atomic<std::uint32_t>& shown = mesh_.own->control.core;
@@ -100,7 +103,8 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
     };
     execution_.settle();
     // A peer that rings though nothing moves may be in another operation: the next look around is not far.
-    driver.waiter.idle(ready, descriptors, driver.nudged ? Clock::duration(kHealthInterval) : kLongestSleep, execution_.unhurried());
+    driver.waiter.idle(ready, descriptors, driver.nudged ? Clock::duration(kHealthInterval) : kLongestSleep,
+                       execution_.unhurried());
     const bool slept = driver.waiter.sleeps() != sleeps;
     Counters::add(mesh_.counters.sleeps, driver.waiter.sleeps() - sleeps);
     if (!driver.waiter.slow()) continue;
@@ -115,13 +119,15 @@ bool Communicator::drive(Driver& driver, Clock::time_point until, bool serve_p2p
 void Communicator::charge_late(Driver& driver, Clock::time_point now) {
   const auto since = std::exchange(driver.idle_since, Clock::time_point{});
   if (since == Clock::time_point{}) return;
-  const auto passed = static_cast<std::uint64_t>(std::chrono::nanoseconds(std::max(now - since, Clock::duration::zero())).count());
+  const auto passed = static_cast<std::uint64_t>(
+      std::chrono::nanoseconds(std::max(now - since, Clock::duration::zero())).count());
   for (const Rank r : mesh_.local) {
     Lateness& late = mesh_.lateness[static_cast<std::size_t>(r)];
     if (!std::exchange(late.missing, false)) continue;
     late.in_window += passed;
     Counters::add(late.ns, passed);
-    if (late.in_window > late.longest_ns.load(std::memory_order_relaxed)) late.longest_ns.store(late.in_window, std::memory_order_relaxed);
+    if (late.in_window > late.longest_ns.load(std::memory_order_relaxed))
+      late.longest_ns.store(late.in_window, std::memory_order_relaxed);
   }
 }
 
@@ -168,7 +174,8 @@ std::shared_ptr<WorkState> Communicator::start(std::shared_ptr<const Plan> plan,
   return work;
 }
 
-std::shared_ptr<WorkState> Communicator::join(std::vector<std::shared_ptr<WorkState>> parts, std::shared_ptr<WorkState> work) {
+std::shared_ptr<WorkState> Communicator::join(std::vector<std::shared_ptr<WorkState>> parts,
+                                              std::shared_ptr<WorkState> work) {
   require_usable();
   Job job;
   job.work = work;
@@ -182,15 +189,15 @@ bool Communicator::has_room(Clock::time_point until) {
   return wake_->wait_until(lock, until, [this] { return queue_.size() < kMostQueued; });
 }
 
-std::shared_ptr<WorkState> Communicator::isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout,
-                                               std::shared_ptr<WorkState> work) {
+std::shared_ptr<WorkState> Communicator::isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag,
+                                               double timeout, std::shared_ptr<WorkState> work) {
   require_usable();
   if (!work) work = std::make_shared<WorkState>();
   return pushed_on(p2p_->isend(data, bytes, dst, tag, deadline_in(timeout, Clock::now()), std::move(work)));
 }
 
-std::shared_ptr<WorkState> Communicator::irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout,
-                                               std::shared_ptr<WorkState> work, bool exact) {
+std::shared_ptr<WorkState> Communicator::irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag,
+                                               double timeout, std::shared_ptr<WorkState> work, bool exact) {
   require_usable();
   if (!work) work = std::make_shared<WorkState>();
   return pushed_on(p2p_->irecv(data, bytes, src, tag, deadline_in(timeout, Clock::now()), std::move(work), exact));
@@ -208,8 +215,8 @@ std::shared_ptr<WorkState> Communicator::pushed_on(std::shared_ptr<WorkState> wo
   return work;
 }
 
-// A caller that waits for a message moves messages itself meanwhile, in the progress thread's stead: no switch of threads
-// between the arrival and the return.
+// A caller that waits for a message moves messages itself meanwhile, in the progress thread's stead: no switch of
+// threads between the arrival and the return.
 bool Communicator::help(WorkState& work, Clock::time_point until) {
   bool helping;
   {
@@ -273,7 +280,8 @@ void Communicator::run_job(Job& job) {
     slices = start_slices(job);
     begin(*job.plan, job.in, job.out);
   } catch (const Error& error) {
-    // What could not begin can be tried again, unless parts of it were to run beside it: of those peers may run some by now.
+    // What could not begin can be tried again, unless parts of it were to run beside it: of those peers may run some by
+    // now.
     const Error cause = job.plan->beside.empty() ? error : first_cause_of(error);
     give_up_slices(*job.plan, slices, cause);
     job.work->fail(cause);
@@ -291,9 +299,9 @@ void Communicator::run_job(Job& job) {
   }
 }
 
-// Its parts are messages, or what runs beside this communicator: they need no turn. While this one has it, what was called later waits.
-// All ranks have begun their parts when they called this operation, so waiting for them here cannot close a circle that a legal program
-// does not have.
+// Its parts are messages, or what runs beside this communicator: they need no turn. While this one has it, what was
+// called later waits. All ranks have begun their parts when they called this operation, so waiting for them here cannot
+// close a circle that a legal program does not have.
 void Communicator::run_join(Job& job) {
   Driver driver(*this);
   for (const auto& part : job.parts)
@@ -401,7 +409,8 @@ Call::~Call() {
   }
   if (!running_) return;
   communicator_.fail(Error(ErrorKind::aborted, interrupted(), {communicator_.rank()}));
-  if (const auto failed = communicator_.give_up_operation(interrupted())) std::fprintf(stderr, "ringleader: %s\n", failed->what());
+  if (const auto failed = communicator_.give_up_operation(interrupted()))
+    std::fprintf(stderr, "ringleader: %s\n", failed->what());
   communicator_.release();
 }
 

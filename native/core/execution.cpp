@@ -116,14 +116,16 @@ std::vector<std::span<std::byte>> Execution::shown() const {
   return memory;
 }
 
-// Another communicator's failure may take memory away from its peers in which this operation is: what is stored there since, peers do not
-// see. Invariant: asked after each store to registered memory and before peers, or the caller, are told that it is there.
+// Another communicator's failure may take memory away from its peers in which this operation is: what is stored there
+// since, peers do not see. Invariant: asked after each store to registered memory and before peers, or the caller, are
+// told that it is there.
 void Execution::check_shown() const {
   if (registered_bits_ == 0 || Arena::seclusions() == seclusions_) return;
   for (const auto memory : shown())
     if (!Arena::instance().shared(memory.data(), memory.size()))
-      throw Error(ErrorKind::aborted, "memory of " + info().text() + " had to be taken away from peers, because an operation on the same "
-                                      "pages failed in another communicator of this process");
+      throw Error(ErrorKind::aborted, "memory of " + info().text() +
+                                          " had to be taken away from peers, because an operation on the same "
+                                          "pages failed in another communicator of this process");
 }
 
 // ---- addresses
@@ -137,21 +139,18 @@ std::uint64_t Execution::length(const Place& place, std::uint32_t window) const 
 std::byte* Execution::slot(const Place& place, std::uint32_t window) const {
   std::byte* const slot = place.rank == mesh_.rank ? own_slots_ + ((first_window_ + window) & 1) * own_slot_bytes_
                                                    : views_[static_cast<std::size_t>(place.rank)].slot;
-  if (slot == nullptr) throw Error(ErrorKind::internal, mesh_.name(place.rank) + " shows no staging slot", {place.rank});
+  if (slot == nullptr)
+    throw Error(ErrorKind::internal, mesh_.name(place.rank) + " shows no staging slot", {place.rank});
   return slot + place.position * plan_->stride;
 }
 
 std::byte* Execution::address(const Place& place, std::uint32_t window) const {
   const std::uint64_t start = window * plan_->segment_bytes;
   switch (place.kind) {
-    case Place::Kind::user_in:
-      return in_ + place.user + start;
-    case Place::Kind::user_out:
-      return out_ + place.user + start;
-    case Place::Kind::slot:
-      return slot(place, window);
-    case Place::Kind::shared:
-      break;
+    case Place::Kind::user_in: return in_ + place.user + start;
+    case Place::Kind::user_out: return out_ + place.user + start;
+    case Place::Kind::slot: return slot(place, window);
+    case Place::Kind::shared: break;
   }
   if (place.rank != mesh_.rank) return peer_memory(place, window);
   return registered(place.buffer) ? own_registered_[place.buffer] + place.user + start : slot(place, window);
@@ -162,9 +161,11 @@ std::byte* Execution::peer_memory(const Place& place, std::uint32_t window) cons
   const View& view = views_[static_cast<std::size_t>(place.rank)];
   if (((view.registered >> place.buffer) & 1) == 0) return slot(place, window);
   PeerProcess& process = *mesh_.peers[static_cast<std::size_t>(place.rank)].process;
-  const std::uint64_t offset = view.base[place.buffer] + static_cast<std::uint64_t>(place.user) + window * plan_->segment_bytes;
+  const std::uint64_t offset = view.base[place.buffer] + static_cast<std::uint64_t>(place.user) +
+                               window * plan_->segment_bytes;
   if (!process.contains(offset, length(place, window)))
-    throw Error(ErrorKind::internal, "the registered memory of " + mesh_.name(place.rank) + " lies outside its arena", {place.rank});
+    throw Error(ErrorKind::internal, "the registered memory of " + mesh_.name(place.rank) + " lies outside its arena",
+                {place.rank});
   return process.base() + offset;
 }
 
@@ -172,8 +173,8 @@ std::byte* Execution::peer_memory(const Place& place, std::uint32_t window) cons
 
 namespace {
 
-// Whether the entry record of a window may have been overwritten: that of the fourth window after it takes its place, and is written before
-// the progress word tells of it.
+// Whether the entry record of a window may have been overwritten: that of the fourth window after it takes its place,
+// and is written before the progress word tells of it.
 bool far_ahead(const ControlBlock& block, std::uint64_t window) {
   return (block.progress.load(std::memory_order_acquire) >> kCountBits) >= window + kEntrySlots - 1;
 }
@@ -194,15 +195,16 @@ void Execution::check_fingerprint(Rank rank) const {
   throw_mismatch(rank, entry.info);
 }
 
-// Whether a peer's description shows that it has not run the same operations as this rank, up to its own. Nothing is known of operations
-// that this rank has not entered, or long ago.
+// Whether a peer's description shows that it has not run the same operations as this rank, up to its own. Nothing is
+// known of operations that this rank has not entered, or long ago.
 bool Execution::parted(const OpInfo& theirs) const {
   if (theirs.sequence == 0 || theirs.sequence > sequence() || theirs.sequence + kPast <= sequence()) return false;
   return theirs.history != short_history(past_[theirs.sequence % kPast]);
 }
 
-// Invariant: of two ranks of a node of which one waits for what the other will never do, the one that is in the lower window - or either,
-// in the same - finds the other's entry for it, or the other finds this one's operation in its past. So nobody waits for its limit.
+// Invariant: of two ranks of a node of which one waits for what the other will never do, the one that is in the lower
+// window - or either, in the same - finds the other's entry for it, or the other finds this one's operation in its
+// past. So nobody waits for its limit.
 void Execution::compare_local() const {
   const std::uint64_t window = window_number();
   for (const Rank rank : mesh_.local) {
@@ -222,14 +224,17 @@ void Execution::compare(Rank rank, const OpInfo& theirs) const {
 // The peer is known to be in another operation; its entry record says in which, unless it went far ahead since.
 void Execution::throw_mismatch(Rank rank) const {
   check_fingerprint(rank);
-  throw Error(ErrorKind::mismatch, "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + info().text() + ", but " +
-                                       mesh_.name(rank) + " runs another",
+  throw Error(ErrorKind::mismatch,
+              "ranks disagree about the operation: " + mesh_.name(mesh_.rank) + " runs " + info().text() + ", but " +
+                  mesh_.name(rank) + " runs another",
               {rank});
 }
 
 // `theirs`: where the peer's history was seen to differ. They may have parted before: its last entries tell where.
 void Execution::throw_mismatch(Rank rank, OpInfo theirs) const {
-  const auto remembered = [this](std::uint64_t sequence) { return sequence <= this->sequence() && sequence + kRecent > this->sequence(); };
+  const auto remembered = [this](std::uint64_t sequence) {
+    return sequence <= this->sequence() && sequence + kRecent > this->sequence();
+  };
   if (mesh_.peers[static_cast<std::size_t>(rank)].shared != nullptr) {
     const ControlBlock& block = mesh_.control(rank);
     const std::uint64_t last = block.progress.load(std::memory_order_acquire) >> kCountBits;
@@ -237,14 +242,16 @@ void Execution::throw_mismatch(Rank rank, OpInfo theirs) const {
     for (std::uint64_t back = 0; back < kEntrySlots && back < last; ++back) {
       if (!read_entry(block, last - back, entry) || !remembered(entry.info.sequence)) continue;
       const OpInfo& mine = recent_[entry.info.sequence % kRecent];
-      if (entry.info.sequence < theirs.sequence && entry.info.history != mine.history && !same_call(entry.info, mine)) theirs = entry.info;
+      if (entry.info.sequence < theirs.sequence && entry.info.history != mine.history && !same_call(entry.info, mine))
+        theirs = entry.info;
     }
   }
   const OpInfo& mine = remembered(theirs.sequence) ? recent_[theirs.sequence % kRecent] : info();
   const bool earlier = same_call(theirs, mine);
   const char* const runs = mine.sequence == sequence() ? " runs " : " ran ";
-  std::string text = std::string("ranks disagree about ") + (earlier ? "an earlier operation; now " : "the operation: ") +
-                     mesh_.name(mesh_.rank) + runs + mine.text() + ", but " + mesh_.name(rank) + " runs " + theirs.text();
+  std::string text = std::string("ranks disagree about ") +
+                     (earlier ? "an earlier operation; now " : "the operation: ") + mesh_.name(mesh_.rank) + runs +
+                     mine.text() + ", but " + mesh_.name(rank) + " runs " + theirs.text();
   if (earlier) text += past_text();
   throw Error(ErrorKind::mismatch, text, {rank});
 }
@@ -253,13 +260,15 @@ void Execution::throw_mismatch(Rank rank, OpInfo theirs) const {
 std::string Execution::past_text() const {
   std::string text;
   for (std::uint64_t back = 1; back <= 2 && back < sequence(); ++back)
-    text += (back == 1 ? "; before it " + mesh_.name(mesh_.rank) + " ran " : ", and before that ") + recent_[(sequence() - back) % kRecent].text();
+    text += (back == 1 ? "; before it " + mesh_.name(mesh_.rank) + " ran " : ", and before that ") +
+            recent_[(sequence() - back) % kRecent].text();
   return text;
 }
 
 bool Execution::unanswered() const {
   return !links_.empty() && plan_->blind &&
-         std::all_of(plan_->links.begin(), plan_->links.end(), [](const BoundLink& link) { return link.receives.empty(); });
+         std::all_of(plan_->links.begin(), plan_->links.end(),
+                     [](const BoundLink& link) { return link.receives.empty(); });
 }
 
 // Invariant: called after the peer's progress reached this window, and before any of its memory is touched in it.
@@ -277,7 +286,8 @@ void Execution::look_at(Rank rank) {
   if (offset != 0) {
     // All ranks have slots of one size, which the plan was made for.
     if (bytes != (plan_->large_slot ? mesh_.slot_bytes : mesh_.small_slot_bytes))
-      throw Error(ErrorKind::internal, "the staging slot of " + peer.name + " is said to have " + std::to_string(bytes) + " bytes", {rank});
+      throw Error(ErrorKind::internal,
+                  "the staging slot of " + peer.name + " is said to have " + std::to_string(bytes) + " bytes", {rank});
     if (!peer.process->contains(offset, 2 * bytes))
       throw Error(ErrorKind::internal, "the staging slot of " + peer.name + " lies outside its arena", {rank});
     view.slot = peer.process->base() + offset + (window & 1) * bytes;
@@ -286,8 +296,9 @@ void Execution::look_at(Rank rank) {
   if (bits == 0) return;
   Entry entry;
   if (!read_entry(peer.shared->control, window, entry)) {
-    // A peer stays in a window while its registered memory may be touched there, but not for its slot, which it only leaves alone. So if it
-    // is far ahead (and these bits are those of a later window), its slot is all that this rank can need of it.
+    // A peer stays in a window while its registered memory may be touched there, but not for its slot, which it only
+    // leaves alone. So if it is far ahead (and these bits are those of a later window), its slot is all that this rank
+    // can need of it.
     if (far_ahead(peer.shared->control, window)) return;
     throw Error(ErrorKind::internal, "the entry record of " + peer.name + " is damaged", {rank});
   }
@@ -295,9 +306,10 @@ void Execution::look_at(Rank rank) {
   std::copy(std::begin(entry.base), std::end(entry.base), view.base);
 }
 
-// At the end of an operation in which this rank waited for nobody. If two such ranks disagree, the one who comes later sees it: both have
-// published their entry before (settle() has the fence between) they look, and neither waits for the other. Not where an operation
-// repeats the one that was looked at: with a look each time 4 KiB from one rank to another took 630 ns instead of 420.
+// At the end of an operation in which this rank waited for nobody. If two such ranks disagree, the one who comes later
+// sees it: both have published their entry before (settle() has the fence between) they look, and neither waits for the
+// other. Not where an operation repeats the one that was looked at: with a look each time 4 KiB from one rank to
+// another took 630 ns instead of 420.
 void Execution::look_around() {
   if (plan_->info_hash == looked_) return;
   looked_ = plan_->info_hash;
@@ -332,7 +344,8 @@ void Execution::stage_in() {
     const std::uint64_t bytes = length(move.from, window_);
     std::byte *to = address(move.to, window_), *from = address(move.from, window_);
     if (move.round)
-      round_to_wire(plan_->wire, reinterpret_cast<float*>(to), reinterpret_cast<const float*>(from), bytes / sizeof(float));
+      round_to_wire(plan_->wire, reinterpret_cast<float*>(to), reinterpret_cast<const float*>(from),
+                    bytes / sizeof(float));
     else if (bytes && to != from)
       std::memmove(to, from, bytes);
     return bytes;
@@ -380,16 +393,12 @@ Execution::Step Execution::progress_slots() {
   for (;;) {
     bool advanced = false;
     switch (phase_) {
-      case Phase::enter:
-        advanced = enter();
-        break;
+      case Phase::enter: advanced = enter(); break;
       case Phase::finish_previous:
         advanced = finish_window(window_ - 1);
         if (advanced) phase_ = Phase::run;
         break;
-      case Phase::run:
-        advanced = run();
-        break;
+      case Phase::run: advanced = run(); break;
       case Phase::finish_last:
         advanced = finish_window(window_);
         if (advanced) phase_ = Phase::release;
@@ -404,8 +413,7 @@ Execution::Step Execution::progress_slots() {
           if (plan_->blind) look_around();
         }
         break;
-      case Phase::done:
-        return Step::done;
+      case Phase::done: return Step::done;
     }
     if (!advanced) return moved ? Step::moved : Step::idle;
     moved = true;
@@ -461,7 +469,8 @@ bool Execution::run() {
   }
   if (cursor_ < plan_->in_order.size() || !network_done()) return moved;
   if (plan_->uses_slot && !mesh_.local.empty())
-    mesh_.pending_free[plan_->large_slot][window_number() & 1] = {window_number(), plan_->lowered(), &program_->free_waits};
+    mesh_.pending_free[plan_->large_slot][window_number() & 1] = {window_number(), plan_->lowered(),
+                                                                  &program_->free_waits};
   if (window_ + 1 < plan_->windows) {
     ++window_;
     phase_ = Phase::enter;
@@ -503,7 +512,8 @@ void Execution::execute(const BoundInstr& instr) {
   }
 }
 
-// Folds dsts_ and srcs_, of f32, and rounds the result to the wire format: part by part, so that it is still in the caches.
+// Folds dsts_ and srcs_, of f32, and rounds the result to the wire format: part by part, so that it is still in the
+// caches.
 void Execution::fold_rounded(const BoundInstr& instr, std::size_t items) {
   constexpr std::size_t kPart = 64 * kWireBlock;
   for (std::size_t at = 0; at < items; at += kPart) {

@@ -26,7 +26,8 @@ class Execution {
   void begin(const Plan& plan, void* in, void* out, std::uint64_t sequence);
   // Does what can be done without waiting. Throws Error(mismatch | peer_lost | internal).
   Step progress() { return plan_->inlined ? progress_inline() : progress_slots(); }
-  // Call before anything that takes longer than another progress(): what was published is made known to sleeping peers then.
+  // Call before anything that takes longer than another progress(): what was published is made known to sleeping peers
+  // then.
   void settle();
   // Whether progress() would move something now, links aside: what a sleeper asks before it sleeps.
   bool can_move() const;
@@ -37,10 +38,12 @@ class Execution {
   std::vector<Rank> blocked_on() const;
   std::string describe() const;
   std::string past_text() const;
-  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }  // of the last operation begun; any thread
+  std::uint64_t sequence() const {
+    return sequence_.load(std::memory_order_relaxed);
+  }  // of the last operation begun; any thread
   const OpInfo& info() const { return recent_[sequence() % kRecent]; }
-  // Throws Error(mismatch) if a peer of this node is in another operation than this rank is, or was when it was there. Peers' control
-  // blocks are read for it: for waits that have lasted.
+  // Throws Error(mismatch) if a peer of this node is in another operation than this rank is, or was when it was there.
+  // Peers' control blocks are read for it: for waits that have lasted.
   void compare_local() const;
   // The same with what a peer says that it is in.
   void compare(Rank rank, const OpInfo& theirs) const;
@@ -59,10 +62,10 @@ class Execution {
 
   // A peer as seen in the current window.
   struct View {
-    std::uint64_t window = 0;          // 0 = not looked at in this window yet
-    std::byte* slot = nullptr;         // null = it has none
-    std::uint8_t registered = 0;       // a bit each: which of data, input, output it shows
-    std::uint64_t base[3] = {0, 0, 0}; // and their arena offsets, which it could have made up
+    std::uint64_t window = 0;           // 0 = not looked at in this window yet
+    std::byte* slot = nullptr;          // null = it has none
+    std::uint8_t registered = 0;        // a bit each: which of data, input, output it shows
+    std::uint64_t base[3] = {0, 0, 0};  // and their arena offsets, which it could have made up
   };
   struct LinkState {
     Link* link = nullptr;
@@ -121,29 +124,29 @@ class Execution {
   std::byte* in_ = nullptr;
   std::byte* out_ = nullptr;
   std::atomic<std::uint64_t> sequence_{0};  // written by whoever runs an operation
-  OpInfo recent_[kRecent];               // the last operations, by sequence; this one is at info()
-  std::uint64_t past_[kPast] = {};       // history_ of more of them, by sequence
-  std::uint64_t history_ = 0;            // hash of all operations so far
-  std::uint64_t fingerprint_ = 0;        // what is published of it
-  std::uint64_t looked_ = 0;             // Plan::info_hash of the operation that looked around last
+  OpInfo recent_[kRecent];                  // the last operations, by sequence; this one is at info()
+  std::uint64_t past_[kPast] = {};          // history_ of more of them, by sequence
+  std::uint64_t history_ = 0;               // hash of all operations so far
+  std::uint64_t fingerprint_ = 0;           // what is published of it
+  std::uint64_t looked_ = 0;                // Plan::info_hash of the operation that looked around last
   std::uint64_t registered_bits_ = 0;
-  std::uint64_t seclusions_ = 0;         // when registered_bits_ was found
+  std::uint64_t seclusions_ = 0;  // when registered_bits_ was found
   std::uint64_t base_[3] = {0, 0, 0};
   std::byte* own_registered_[3] = {nullptr, nullptr, nullptr};
-  std::byte* own_slots_ = nullptr;       // the pair of the plan's class
+  std::byte* own_slots_ = nullptr;  // the pair of the plan's class
   std::uint64_t own_slot_bytes_ = 0;
 
   Phase phase_ = Phase::done;
   std::uint64_t first_window_ = 0;
   std::uint32_t window_ = 0;
-  std::size_t cursor_ = 0;               // next in-order instruction
-  std::size_t network_cursor_ = 0;       // network instructions before it are done
-  std::vector<std::uint32_t> done_;      // per instruction, this window; Links write into it
+  std::size_t cursor_ = 0;           // next in-order instruction
+  std::size_t network_cursor_ = 0;   // network instructions before it are done
+  std::vector<std::uint32_t> done_;  // per instruction, this window; Links write into it
   std::vector<LinkState> links_;
-  std::vector<View> views_;              // by rank
-  bool ring_due_ = false;                // something was published, and peers that sleep have not been woken yet
-  std::uint32_t polls_ = 0;              // of mailboxes, in vain, in this operation
-  std::vector<void*> dsts_;              // scratch of execute()
+  std::vector<View> views_;  // by rank
+  bool ring_due_ = false;    // something was published, and peers that sleep have not been woken yet
+  std::uint32_t polls_ = 0;  // of mailboxes, in vain, in this operation
+  std::vector<void*> dsts_;  // scratch of execute()
   std::vector<const void*> srcs_;
 };
 

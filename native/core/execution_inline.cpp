@@ -1,5 +1,6 @@
-// The inline protocol, for programs in which nobody needs more of the others than what they start with, and little of it: payload
-// and flag travel together, in a mailbox of the rank they come from. See docs/architecture.md, "The inline protocol".
+// The inline protocol, for programs in which nobody needs more of the others than what they start with, and little of
+// it: payload and flag travel together, in a mailbox of the rank they come from. See docs/architecture.md, "The inline
+// protocol".
 #include <algorithm>
 #include <bit>
 
@@ -35,13 +36,12 @@ Execution::Step Execution::progress_inline() {
       finish_inline();
       phase_ = Phase::done;
       return Step::done;
-    default:
-      return Step::done;
+    default: return Step::done;
   }
 }
 
-// Invariant: a mailbox is written again only after everybody who read it two windows ago is through with that window. Where all wait
-// for all, having completed the window between says so, and no peer's memory is looked at for it.
+// Invariant: a mailbox is written again only after everybody who read it two windows ago is through with that window.
+// Where all wait for all, having completed the window between says so, and no peer's memory is looked at for it.
 bool Execution::mailbox_free() const {
   Mesh::PendingReaders& pending = mesh_.pending_readers[window_number() & 1];
   for (; pending.readers != 0; pending.readers &= pending.readers - 1)
@@ -49,8 +49,8 @@ bool Execution::mailbox_free() const {
   return true;
 }
 
-// The entry is published like every other: a peer in another operation looks there. Peers in this one poll the mailbox only, so that
-// the control block stays in our cache.
+// The entry is published like every other: a peer in another operation looks there. Peers in this one poll the mailbox
+// only, so that the control block stays in our cache.
 void Execution::fill_mailbox() {
   const std::uint64_t window = window_number();
   stage_in();
@@ -74,7 +74,8 @@ bool Execution::arrived(Rank rank) {
     return false;
   }
   if (mailbox.fingerprint.load(std::memory_order_relaxed) != fingerprint_) throw_mismatch(rank);
-  view = View{window, reinterpret_cast<std::byte*>(&mailbox) + plan_->inline_offset, 0, {}};  // registered memory plays no part
+  view = View{
+      window, reinterpret_cast<std::byte*>(&mailbox) + plan_->inline_offset, 0, {}};  // registered memory plays no part
   std::uint64_t& seen = mesh_.peers[static_cast<std::size_t>(rank)].seen;
   seen = std::max(seen, progress_word(window, 1));
   return true;

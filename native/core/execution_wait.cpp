@@ -6,9 +6,11 @@
 
 namespace ringleader {
 
-// In the inline protocol a peer's entry counts: its flag comes right after. Seeing more than the flag here matters where the peer is in
-// another operation and never sets it.
-bool Execution::reached(const Wait& wait, std::uint64_t window) const { return mesh_.reached(wait.rank, window, wait.count); }
+// In the inline protocol a peer's entry counts: its flag comes right after. Seeing more than the flag here matters
+// where the peer is in another operation and never sets it.
+bool Execution::reached(const Wait& wait, std::uint64_t window) const {
+  return mesh_.reached(wait.rank, window, wait.count);
+}
 
 bool Execution::can_move() const {
   const auto instr_ready = [this](const BoundInstr& instr) {
@@ -26,16 +28,11 @@ bool Execution::can_move() const {
       const Mesh::PendingFree& pending = mesh_.pending_free[plan_->large_slot][window_number() & 1];
       return !pending.waits || reached_all(*pending.waits, pending.window);
     }
-    case Phase::finish_previous:
-      return reached_all(program_->out_waits, window_number() - 1);
-    case Phase::finish_last:
-      return reached_all(program_->out_waits, window_number());
-    case Phase::release:
-      return reached_all(program_->free_waits, window_number());
-    case Phase::done:
-      return true;
-    case Phase::run:
-      break;
+    case Phase::finish_previous: return reached_all(program_->out_waits, window_number() - 1);
+    case Phase::finish_last: return reached_all(program_->out_waits, window_number());
+    case Phase::release: return reached_all(program_->free_waits, window_number());
+    case Phase::done: return true;
+    case Phase::run: break;
   }
   if (cursor_ < plan_->in_order.size() && instr_ready(plan_->instrs[plan_->in_order[cursor_]])) return true;
   for (std::size_t i = 0; i < links_.size(); ++i) {
@@ -48,21 +45,23 @@ bool Execution::can_move() const {
   return false;
 }
 
-// Whether a peer of this node holds something up now, or what it did lets something go on. Peers tell by a doorbell, which a sleep
-// on descriptors hears only when it ends.
+// Whether a peer of this node holds something up now, or what it did lets something go on. Peers tell by a doorbell,
+// which a sleep on descriptors hears only when it ends.
 bool Execution::waits_in_memory() const {
   if (mesh_.local.empty()) return false;
   if (phase_ != Phase::run) return true;
   const auto only_memory = [this](const BoundInstr& instr) {
     const std::uint32_t* const deps = program_->deps.data() + instr.dep_first;
-    return instr.wait_n > 0 && std::all_of(deps, deps + instr.dep_n, [this](std::uint32_t dep) { return done_[dep] != 0; });
+    return instr.wait_n > 0 &&
+           std::all_of(deps, deps + instr.dep_n, [this](std::uint32_t dep) { return done_[dep] != 0; });
   };
   if (cursor_ < plan_->in_order.size() && only_memory(plan_->instrs[plan_->in_order[cursor_]])) return true;
   for (std::size_t i = 0; i < links_.size(); ++i) {
     const BoundLink& bound = plan_->links[i];
     const LinkState& state = links_[i];
     if (state.next_send < bound.sends.size() && only_memory(plan_->instrs[bound.sends[state.next_send]])) return true;
-    if (state.next_receive < bound.receives.size() && only_memory(plan_->instrs[bound.receives[state.next_receive]])) return true;
+    if (state.next_receive < bound.receives.size() && only_memory(plan_->instrs[bound.receives[state.next_receive]]))
+      return true;
   }
   return false;
 }
@@ -147,8 +146,8 @@ bool Execution::waits_elsewhere(std::uint32_t core) const {
 
 std::string Execution::describe() const {
   if (!plan_) return "nothing";
-  return info().text() + " (window " + std::to_string(window_ + 1) + " of " + std::to_string(plan_->windows) + ", step " +
-         std::to_string(cursor_) + " of " + std::to_string(plan_->in_order.size()) + " here)";
+  return info().text() + " (window " + std::to_string(window_ + 1) + " of " + std::to_string(plan_->windows) +
+         ", step " + std::to_string(cursor_) + " of " + std::to_string(plan_->in_order.size()) + " here)";
 }
 
 }  // namespace ringleader

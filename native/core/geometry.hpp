@@ -9,8 +9,8 @@
 
 namespace ringleader {
 
-// data (all_to_all: input and output) = `blocks` blocks of `elements` elements; a block = `per_block` chunks, as even as can
-// be, the first elements % per_block of them one element longer.
+// data (all_to_all: input and output) = `blocks` blocks of `elements` elements; a block = `per_block` chunks, as even
+// as can be, the first elements % per_block of them one element longer.
 struct Geometry {
   std::int32_t chunks = 1, blocks = 1, per_block = 1;
   std::uint64_t elements = 0;
@@ -26,9 +26,10 @@ struct Geometry {
   std::uint64_t total_bytes() const { return block_bytes() * static_cast<std::uint64_t>(blocks); }
   std::int64_t offset(std::int32_t chunk) const {
     const auto m = static_cast<std::uint64_t>(per_block);
-    const auto block = static_cast<std::uint64_t>(chunk / per_block), within = static_cast<std::uint64_t>(chunk % per_block);
-    return static_cast<std::int64_t>(
-        (block * elements + within * (elements / m) + std::min(within, elements % m)) * item);
+    const auto block = static_cast<std::uint64_t>(chunk / per_block),
+               within = static_cast<std::uint64_t>(chunk % per_block);
+    return static_cast<std::int64_t>((block * elements + within * (elements / m) + std::min(within, elements % m)) *
+                                     item);
   }
 };
 
@@ -40,28 +41,30 @@ struct UserMap {
 
   std::optional<std::int64_t> input(Buffer buffer, std::int32_t chunk) const {
     switch (collective) {
-      case Collective::all_reduce: case Collective::reduce: case Collective::barrier: case Collective::reduce_scatter:
-        return natural(buffer == Buffer::data, chunk);
-      case Collective::broadcast: case Collective::scatter:
-        return natural(buffer == Buffer::data && rank == root, chunk);
-      case Collective::all_gather: case Collective::gather:
-        return own_block(buffer == Buffer::data, chunk);
-      case Collective::all_to_all:
-        return natural(buffer == Buffer::input, chunk);
+      case Collective::all_reduce:
+      case Collective::reduce:
+      case Collective::barrier:
+      case Collective::reduce_scatter: return natural(buffer == Buffer::data, chunk);
+      case Collective::broadcast:
+      case Collective::scatter: return natural(buffer == Buffer::data && rank == root, chunk);
+      case Collective::all_gather:
+      case Collective::gather: return own_block(buffer == Buffer::data, chunk);
+      case Collective::all_to_all: return natural(buffer == Buffer::input, chunk);
     }
     return std::nullopt;
   }
 
   std::optional<std::int64_t> output(Buffer buffer, std::int32_t chunk) const {
     switch (collective) {
-      case Collective::all_reduce: case Collective::broadcast: case Collective::barrier: case Collective::all_gather:
-        return natural(buffer == Buffer::data, chunk);
-      case Collective::reduce: case Collective::gather:
-        return natural(buffer == Buffer::data && rank == root, chunk);
-      case Collective::reduce_scatter: case Collective::scatter:
-        return own_block(buffer == Buffer::data, chunk);
-      case Collective::all_to_all:
-        return natural(buffer == Buffer::output, chunk);
+      case Collective::all_reduce:
+      case Collective::broadcast:
+      case Collective::barrier:
+      case Collective::all_gather: return natural(buffer == Buffer::data, chunk);
+      case Collective::reduce:
+      case Collective::gather: return natural(buffer == Buffer::data && rank == root, chunk);
+      case Collective::reduce_scatter:
+      case Collective::scatter: return own_block(buffer == Buffer::data, chunk);
+      case Collective::all_to_all: return natural(buffer == Buffer::output, chunk);
     }
     return std::nullopt;
   }

@@ -16,11 +16,11 @@ namespace ringleader::lowering {
 struct Needs {
   Rank executor = kNobody;
   bool in_order = true;
-  std::vector<std::uint32_t> count;   // per rank: its counter must have reached this; 0 = nothing
-  std::vector<Rank> touched;          // ranks with count > 0
-  std::vector<Event> published;       // other ranks' network instructions, to be waited for through a publication
-  std::vector<std::uint32_t> deps;    // own network instructions
-  std::uint32_t own = 0;              // network instructions: own in-order instructions up to this count
+  std::vector<std::uint32_t> count;  // per rank: its counter must have reached this; 0 = nothing
+  std::vector<Rank> touched;         // ranks with count > 0
+  std::vector<Event> published;      // other ranks' network instructions, to be waited for through a publication
+  std::vector<std::uint32_t> deps;   // own network instructions
+  std::uint32_t own = 0;             // network instructions: own in-order instructions up to this count
 };
 
 class Builder {

@@ -41,7 +41,7 @@ class Emitter {
     bool own;      // the destination's own content
     bool network;  // arrives as a message
     bool initial;
-    bool raw;      // one untouched contribution
+    bool raw;  // one untouched contribution
   };
   // An instruction (or, with network sources, a few) in the making; covers `count` consecutive chunks.
   struct Draft {
@@ -96,8 +96,8 @@ class Emitter {
   std::vector<std::vector<Event>> snapshot_reads_;
 
   // reused between sub-steps
-  Large<std::uint64_t> keys_;          // destination << 32 | move
-  Large<std::uint32_t> sorted_;        // moves by destination, sources of a group in contribution order
+  Large<std::uint64_t> keys_;    // destination << 32 | move
+  Large<std::uint32_t> sorted_;  // moves by destination, sources of a group in contribution order
   Large<Group> groups_;
   Draft open_, next_;
   Needs needs_, send_needs_, recv_needs_;

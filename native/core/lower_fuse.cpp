@@ -9,8 +9,8 @@ namespace ringleader::lowering {
 
 namespace {
 Operand operand(Place place, std::int32_t count, bool raw = false, bool initial = false) {
-  return {place.rank, place.buffer, static_cast<std::uint8_t>(raw), static_cast<std::uint8_t>(initial), place.chunk,
-          count};
+  return {place.rank,  place.buffer, static_cast<std::uint8_t>(raw), static_cast<std::uint8_t>(initial),
+          place.chunk, count};
 }
 bool names(const Operand& operand, Place place, std::int32_t count) {
   return operand.rank == place.rank && operand.buffer == place.buffer && operand.chunk == place.chunk &&

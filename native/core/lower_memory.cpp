@@ -2,8 +2,7 @@
 
 namespace ringleader::lowering {
 
-Memory::Memory(const CollectiveState& state, const bool (&used)[kBufferCount],
-               const std::vector<std::int32_t>& scratch)
+Memory::Memory(const CollectiveState& state, const bool (&used)[kBufferCount], const std::vector<std::int32_t>& scratch)
     : state_(state), scratch_(static_cast<std::size_t>(state.n)) {
   std::uint64_t stride = 0;
   for (int b = 0; b < kBufferCount; ++b) {

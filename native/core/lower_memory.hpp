@@ -26,14 +26,14 @@ inline constexpr std::uint32_t kNetwork = 0x80000000u;
 inline constexpr Rank kNobody = -1;
 
 struct Location {
-  Event writer{kNobody, 0};         // last writer; nobody = initial content
-  std::int32_t readers = -1;        // head of the list of readers since then (Memory::readers)
-  std::int32_t contributions = 0;   // ranks whose contribution is in it; 0 = holds nothing
-  Rank lowest = kNobody;            // the lowest of them
-  bool remote = false;              // another rank of the node reads (not the initial copy) or writes it
+  Event writer{kNobody, 0};        // last writer; nobody = initial content
+  std::int32_t readers = -1;       // head of the list of readers since then (Memory::readers)
+  std::int32_t contributions = 0;  // ranks whose contribution is in it; 0 = holds nothing
+  Rank lowest = kNobody;           // the lowest of them
+  bool remote = false;             // another rank of the node reads (not the initial copy) or writes it
   bool written = false;
-  bool loaded = false;              // its initial content is read
-  bool snapshot = false;            // peers read its initial content only, and its owner overwrites it
+  bool loaded = false;    // its initial content is read
+  bool snapshot = false;  // peers read its initial content only, and its owner overwrites it
 };
 
 struct Place {
@@ -131,13 +131,13 @@ class Memory {
   bool used_[kBufferCount];
   LocId offset_[kBufferCount] = {0, 0, 0, 0};
   LocId stride_ = 0;
-  LocId dense_ = 0;                            // ids below: data, input, output; then scratch in order of creation
+  LocId dense_ = 0;  // ids below: data, input, output; then scratch in order of creation
   Large<Location> locations_;
-  std::vector<std::vector<LocId>> scratch_;    // per rank: id of each scratch chunk
-  std::vector<Place> scratch_place_;           // by id - dense_
-  std::vector<std::int32_t> scratch_class_;    // by id - dense_
+  std::vector<std::vector<LocId>> scratch_;  // per rank: id of each scratch chunk
+  std::vector<Place> scratch_place_;         // by id - dense_
+  std::vector<std::int32_t> scratch_class_;  // by id - dense_
   Large<ReaderNode> nodes_;
-  std::int32_t free_ = -1;                     // nodes that are in no list, linked
+  std::int32_t free_ = -1;  // nodes that are in no list, linked
 };
 
 }  // namespace ringleader::lowering

@@ -12,8 +12,15 @@ constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
 
 Steps::Steps(const CollectiveState& state, Memory& memory, const Builder& builder, const Transfer* table,
              const std::vector<std::uint32_t>& order, bool push)
-    : state_(state), memory_(memory), builder_(builder), table_(table), order_(order), push_(push),
-      first_write_(memory.size(), kNever), last_write_(memory.size(), -1), reads_(memory.size(), 0) {
+    : state_(state),
+      memory_(memory),
+      builder_(builder),
+      table_(table),
+      order_(order),
+      push_(push),
+      first_write_(memory.size(), kNever),
+      last_write_(memory.size(), -1),
+      reads_(memory.size(), 0) {
   find_snapshots();
   last_write_.assign(memory.size(), -1);
 }
@@ -103,8 +110,7 @@ std::size_t Steps::moves(std::size_t at, Large<Move>& first, Large<Move>& then) 
   return end;
 }
 
-void Steps::add_move(const Transfer& t, std::uint32_t row, std::int32_t i, Large<Move>& first,
-                     Large<Move>& then) {
+void Steps::add_move(const Transfer& t, std::uint32_t row, std::int32_t i, Large<Move>& first, Large<Move>& then) {
   Move move{row,
             {t.src_rank, Buffer{t.src_buffer}, t.src_chunk + i},
             {t.dst_rank, Buffer{t.dst_buffer}, t.dst_chunk + i},

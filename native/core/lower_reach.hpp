@@ -24,8 +24,7 @@ class Steps {
   void mark_writes(std::size_t at, std::size_t end);
   void find_snapshots();
   void judge_reads(std::size_t at, std::size_t end);
-  void add_move(const Transfer& t, std::uint32_t row, std::int32_t i, Large<Move>& first,
-                Large<Move>& then);
+  void add_move(const Transfer& t, std::uint32_t row, std::int32_t i, Large<Move>& first, Large<Move>& then);
   Rank executor(const Transfer& t) const;
   LocId src_id(const Transfer& t, std::int32_t i) const;
   LocId dst_id(const Transfer& t, std::int32_t i) const;

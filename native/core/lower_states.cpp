@@ -7,14 +7,12 @@ std::int32_t block_count(Collective collective, Rank n) {
     case Collective::all_reduce:
     case Collective::broadcast:
     case Collective::reduce:
-    case Collective::barrier:
-      return 1;
+    case Collective::barrier: return 1;
     case Collective::reduce_scatter:
     case Collective::all_gather:
     case Collective::gather:
     case Collective::scatter:
-    case Collective::all_to_all:
-      return n;
+    case Collective::all_to_all: return n;
   }
   throw Error(ErrorKind::invalid, "collective code " + std::to_string(static_cast<int>(collective)) +
                                       " is unknown; expected 0 (all_reduce) to 8 (barrier)");
@@ -25,16 +23,12 @@ bool CollectiveState::valid_at_start(Rank rank, Buffer buffer, std::int32_t chun
     case Collective::all_reduce:
     case Collective::reduce:
     case Collective::reduce_scatter:
-    case Collective::barrier:
-      return buffer == Buffer::data;
+    case Collective::barrier: return buffer == Buffer::data;
     case Collective::broadcast:
-    case Collective::scatter:
-      return buffer == Buffer::data && rank == root;
+    case Collective::scatter: return buffer == Buffer::data && rank == root;
     case Collective::all_gather:
-    case Collective::gather:
-      return buffer == Buffer::data && block(chunk) == rank;
-    case Collective::all_to_all:
-      return buffer == Buffer::input;
+    case Collective::gather: return buffer == Buffer::data && block(chunk) == rank;
+    case Collective::all_to_all: return buffer == Buffer::input;
   }
   return false;
 }
@@ -44,16 +38,12 @@ bool CollectiveState::required_at_end(Rank rank, Buffer buffer, std::int32_t chu
     case Collective::all_reduce:
     case Collective::broadcast:
     case Collective::all_gather:
-    case Collective::barrier:
-      return buffer == Buffer::data;
+    case Collective::barrier: return buffer == Buffer::data;
     case Collective::reduce:
-    case Collective::gather:
-      return buffer == Buffer::data && rank == root;
+    case Collective::gather: return buffer == Buffer::data && rank == root;
     case Collective::reduce_scatter:
-    case Collective::scatter:
-      return buffer == Buffer::data && block(chunk) == rank;
-    case Collective::all_to_all:
-      return buffer == Buffer::output;
+    case Collective::scatter: return buffer == Buffer::data && block(chunk) == rank;
+    case Collective::all_to_all: return buffer == Buffer::output;
   }
   return false;
 }
@@ -62,15 +52,12 @@ void CollectiveState::source_of(Rank rank, std::int32_t chunk, Rank* from, std::
   *from_chunk = chunk;
   switch (collective) {
     case Collective::all_gather:
-    case Collective::gather:
-      *from = block(chunk);
-      return;
+    case Collective::gather: *from = block(chunk); return;
     case Collective::all_to_all:  // output block s at rank d is input block d at rank s
       *from = block(chunk);
       *from_chunk = rank * chunks_per_block + chunk % chunks_per_block;
       return;
-    default:
-      *from = root;
+    default: *from = root;
   }
 }
 

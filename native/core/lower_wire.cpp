@@ -21,8 +21,9 @@ std::uint64_t key(Event event) { return static_cast<std::uint64_t>(event.rank) <
 WireMarks::WireMarks(const CollectiveState& state, const Memory& memory) : state_(state) {
   for (LocId id = 0; id < memory.size(); ++id) {
     const Place place = memory.place(id);
-    const std::uint64_t leaf = (static_cast<std::uint64_t>(place.rank) << 32 | static_cast<std::uint32_t>(place.chunk)) * 4 +
-                               static_cast<std::uint64_t>(place.buffer);
+    const std::uint64_t leaf =
+        (static_cast<std::uint64_t>(place.rank) << 32 | static_cast<std::uint32_t>(place.chunk)) * 4 +
+        static_cast<std::uint64_t>(place.buffer);
     versions_.push_back({expression(mix(leaf + 1)), {kNobody, 0}, true, false});
     current_.push_back(id);
   }
@@ -108,9 +109,10 @@ void WireMarks::apply(const Memory& memory, std::vector<RankProgram>& programs, 
   while (spread()) continue;
   for (const std::uint32_t inner : inner_)
     if (rounded_[inner])
-      throw Error(ErrorKind::invalid, "this schedule cannot use a wire format over " + std::to_string(state_.n) +
-                                          " ranks on these nodes: some rank combines in one step what another one sends in "
-                                          "between, so they would round differently; ask for another algorithm");
+      throw Error(ErrorKind::invalid,
+                  "this schedule cannot use a wire format over " + std::to_string(state_.n) +
+                      " ranks on these nodes: some rank combines in one step what another one sends in "
+                      "between, so they would round differently; ask for another algorithm");
   for (std::size_t rank = 0; rank < programs.size(); ++rank) {
     std::uint32_t count = 1;
     for (std::size_t i = 0; i < programs[rank].instrs.size(); ++i) {
@@ -124,7 +126,8 @@ void WireMarks::apply(const Memory& memory, std::vector<RankProgram>& programs, 
       for (std::size_t chunk = 0; chunk < layouts[rank].reach[b].size(); ++chunk) {
         const LocId id = memory.id(static_cast<Rank>(rank), static_cast<Buffer>(b), static_cast<std::int32_t>(chunk));
         const bool marked = versions_[id].used && rounded_[versions_[id].expression] &&
-                            state_.valid_at_start(static_cast<Rank>(rank), static_cast<Buffer>(b), static_cast<std::int32_t>(chunk));
+                            state_.valid_at_start(static_cast<Rank>(rank), static_cast<Buffer>(b),
+                                                  static_cast<std::int32_t>(chunk));
         layouts[rank].rounded[b][chunk] = marked;
         if (marked) layouts[rank].written[b][chunk] = 1;
       }

@@ -1,11 +1,12 @@
 // Where values are rounded to a wire format, so that all ranks end with the same bits. Inside lower only.
 //
-// A *version* is what a location holds between two writes; an *expression* is how a value came about (whose contributions were
-// combined in which order). What arrives over the network is rounded; so wherever an expression is sent at all, every version of it
-// must be rounded before anything but a network send uses it, on every rank: then what a value is depends on its expression alone, and
-// equal expressions, which the schedule guarantees, give equal bits. A version is rounded where it originates (the fold that makes it,
-// or the start of the window if it is initial content), never later: no reader can come too early. Versions that are only sent
-// need no rounding of their own: sending encodes them.
+// A *version* is what a location holds between two writes; an *expression* is how a value came about (whose
+// contributions were combined in which order). What arrives over the network is rounded; so wherever an expression is
+// sent at all, every version of it must be rounded before anything but a network send uses it, on every rank: then what
+// a value is depends on its expression alone, and equal expressions, which the schedule guarantees, give equal bits. A
+// version is rounded where it originates (the fold that makes it, or the start of the window if it is initial content),
+// never later: no reader can come too early. Versions that are only sent need no rounding of their own: sending encodes
+// them.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ class WireMarks {
  public:
   WireMarks(const CollectiveState& state, const Memory& memory);
 
-  // What an instruction does, one chunk at a time, told in the order of emission (LocId of a source; initial: its snapshot).
+  // What an instruction does, one chunk at a time, told in the order of emission (LocId of a source; initial: its
+  // snapshot).
   struct Source {
     LocId id;
     bool initial;
@@ -30,16 +32,16 @@ class WireMarks {
   void message(LocId from, LocId to);
   void message_fold(LocId from, LocId to, bool incoming_first, Event by);
 
-  // Sets kRound on the folds, and `rounded` in the layouts, whose results are to be rounded. Throws Error(invalid) for a schedule in which
-  // some rank combines in one go what another one sends in between.
+  // Sets kRound on the folds, and `rounded` in the layouts, whose results are to be rounded. Throws Error(invalid) for
+  // a schedule in which some rank combines in one go what another one sends in between.
   void apply(const Memory& memory, std::vector<RankProgram>& programs, std::vector<RankLayout>& layouts);
 
  private:
   struct Version {
     std::uint32_t expression;
-    Event origin;      // the fold; rank kNobody: initial content, or received
+    Event origin;  // the fold; rank kNobody: initial content, or received
     bool initial;
-    bool used;         // by anything but a send, or a result
+    bool used;  // by anything but a send, or a result
   };
   std::uint32_t expression(std::uint64_t hash);
   std::uint32_t combine(std::uint32_t left, std::uint32_t right);

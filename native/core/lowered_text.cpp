@@ -37,10 +37,8 @@ std::string work_text(const RankProgram& program, const Instr& instr) {
     case Op::reduce:
       if (instr.dst_n == 0) return "publish";
       return std::string(instr.src_n > 1 ? "reduce " : "copy ") + dst + " = " + src;
-    case Op::send:
-      return "send " + src + " -> " + link;
-    case Op::recv:
-      return "recv " + dst + " <- " + link;
+    case Op::send: return "send " + src + " -> " + link;
+    case Op::recv: return "recv " + dst + " <- " + link;
     case Op::recv_reduce:
       if (instr.flags & kIncomingFirst) return "recv_reduce " + dst + " = incoming + own <- " + link;
       return "recv_reduce " + dst + " = own + incoming <- " + link;

@@ -17,14 +17,15 @@ PointToPoint::PointToPoint(Rank self, std::vector<std::unique_ptr<ByteStream>> s
                            std::size_t unexpected_limit)
     : self_(self) {
   for (std::size_t r = 0; r < streams.size(); ++r) {
-    peers_.push_back(std::make_unique<Peer>(static_cast<Rank>(r), names.at(r), std::move(streams[r]), unexpected_limit, *this));
+    peers_.push_back(
+        std::make_unique<Peer>(static_cast<Rank>(r), names.at(r), std::move(streams[r]), unexpected_limit, *this));
   }
 }
 
 void PointToPoint::check_rank(Rank rank, const char* what) const {
   if (rank < 0 || rank >= static_cast<Rank>(peers_.size())) {
-    throw Error(ErrorKind::invalid, std::string(what) + " must be a rank in [0, " + std::to_string(peers_.size()) + "), got " +
-                                        std::to_string(rank));
+    throw Error(ErrorKind::invalid, std::string(what) + " must be a rank in [0, " + std::to_string(peers_.size()) +
+                                        "), got " + std::to_string(rank));
   }
 }
 
@@ -39,7 +40,8 @@ std::shared_ptr<WorkState> PointToPoint::isend(const void* data, std::size_t byt
     work->fail(failure_ ? *failure_ : *peer.lost);
     return work;
   }
-  auto op = std::make_shared<p2p::SendOp>(p2p::SendOp{static_cast<const unsigned char*>(data), bytes, tag, deadline, work});
+  auto op = std::make_shared<p2p::SendOp>(
+      p2p::SendOp{static_cast<const unsigned char*>(data), bytes, tag, deadline, work});
   if (dst == self_) {
     peer.inbox.deliver_local(op);
   } else {
@@ -52,10 +54,12 @@ std::shared_ptr<WorkState> PointToPoint::isend(const void* data, std::size_t byt
 }
 
 std::shared_ptr<WorkState> PointToPoint::irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag,
-                                               Clock::time_point deadline, std::shared_ptr<WorkState> work, bool exact) {
+                                               Clock::time_point deadline, std::shared_ptr<WorkState> work,
+                                               bool exact) {
   const std::lock_guard lock(mutex_);
   if (src != -1) check_rank(src, "the source of a receive (or -1 for any)");
-  auto op = std::make_shared<p2p::RecvOp>(p2p::RecvOp{static_cast<unsigned char*>(data), bytes, src, tag, deadline, work, exact});
+  auto op = std::make_shared<p2p::RecvOp>(
+      p2p::RecvOp{static_cast<unsigned char*>(data), bytes, src, tag, deadline, work, exact});
   if (failure_) {
     work->fail(*failure_);
     return work;
@@ -77,8 +81,8 @@ std::shared_ptr<WorkState> PointToPoint::irecv(void* data, std::size_t bytes, Ra
   return work;
 }
 
-// What already arrived can still be received from a lost peer; nothing else can. A receive from any source fails with the
-// first lost peer, because whether that peer would have sent the message cannot be known.
+// What already arrived can still be received from a lost peer; nothing else can. A receive from any source fails with
+// the first lost peer, because whether that peer would have sent the message cannot be known.
 std::optional<Error> PointToPoint::failure_for(Rank source) const {
   if (source != -1) return peers_[static_cast<std::size_t>(source)]->lost;
   for (const auto& peer : peers_) {
@@ -138,8 +142,7 @@ bool PointToPoint::step(Rank rank, Clock::time_point now) {
       if (wants_read(peer, now)) moved += peer.inbox.read(*peer.stream, kBudget);
     } else {
       // The peer does not take our bytes any more, but what it sent before it left still counts.
-      while (peer.inbox.read(*peer.stream, kBudget) > 0) {
-      }
+      while (peer.inbox.read(*peer.stream, kBudget) > 0) {}
     }
   } catch (const Error& failed) {
     if (!error) error = failed;
@@ -148,8 +151,8 @@ bool PointToPoint::step(Rank rank, Clock::time_point now) {
   return error || moved > 0;
 }
 
-// Shared memory is always looked at: its peer may be waiting for room, and only we can tell. A socket is too while something
-// may come that is wanted, else now and then (a poll shows it to a caller that sleeps).
+// Shared memory is always looked at: its peer may be waiting for room, and only we can tell. A socket is too while
+// something may come that is wanted, else now and then (a poll shows it to a caller that sleeps).
 bool PointToPoint::wants_read(Peer& peer, Clock::time_point now) const {
   if (peer.posted + posted_any_ > 0 || peer.inbox.arriving() || peer.stream->poll_fd() < 0) return true;
   if (now < peer.read_next) return false;
@@ -159,9 +162,8 @@ bool PointToPoint::wants_read(Peer& peer, Clock::time_point now) const {
 
 bool PointToPoint::idle() const {
   const std::lock_guard lock(mutex_);
-  return posted_all_ == 0 && std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) {
-           return peer->outbox.empty() && !peer->inbox.busy();
-         });
+  return posted_all_ == 0 && std::all_of(peers_.begin(), peers_.end(),
+                                         [](const auto& peer) { return peer->outbox.empty() && !peer->inbox.busy(); });
 }
 
 bool PointToPoint::flushed() const {
@@ -230,7 +232,8 @@ bool PointToPoint::expire(Clock::time_point now) {
     }
   }
   // Failed above with texts of their own; a second failure is ignored.
-  if (any) fail_posted([&](const p2p::RecvOp& op) { return op.deadline <= now; }, Error(ErrorKind::timeout, "timed out"));
+  if (any)
+    fail_posted([&](const p2p::RecvOp& op) { return op.deadline <= now; }, Error(ErrorKind::timeout, "timed out"));
   next_deadline_ = earliest;
   return true;
 }

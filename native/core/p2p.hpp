@@ -19,13 +19,14 @@
 
 namespace ringleader {
 
-// Matching: a message goes to the first posted receive whose tag is equal and whose source is the sender or -1; a receive
-// takes the first message, in order of arrival, that matches. Messages with one source and tag never overtake each other.
+// Matching: a message goes to the first posted receive whose tag is equal and whose source is the sender or -1; a
+// receive takes the first message, in order of arrival, that matches. Messages with one source and tag never overtake
+// each other.
 //
-// Unexpected messages (those whose receive is not posted yet) are kept in heap memory, up to `unexpected_limit` bytes per
-// peer including a charge of 256 bytes each. Beyond it that peer's stream is not read until receives free some, and so its
-// sends wait. A receive for a message that lies behind such a backlog therefore waits until the backlog is received; it
-// fails by its deadline if that never happens.
+// Unexpected messages (those whose receive is not posted yet) are kept in heap memory, up to `unexpected_limit` bytes
+// per peer including a charge of 256 bytes each. Beyond it that peer's stream is not read until receives free some, and
+// so its sends wait. A receive for a message that lies behind such a backlog therefore waits until the backlog is
+// received; it fails by its deadline if that never happens.
 //
 // A send is complete when its memory may be reused, which says nothing about the receiver. Thread-safe.
 class PointToPoint final : private p2p::Matcher {
@@ -37,18 +38,21 @@ class PointToPoint final : private p2p::Matcher {
                std::size_t unexpected_limit = kUnexpectedLimit);
   ~PointToPoint() override = default;
 
-  // Throw Error(invalid) for a rank out of range; every other failure is the work's. `deadline` may be time_point::max().
-  // Memory belongs to the operation until its work is done.
-  std::shared_ptr<WorkState> isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, Clock::time_point deadline,
+  // Throw Error(invalid) for a rank out of range; every other failure is the work's. `deadline` may be
+  // time_point::max(). Memory belongs to the operation until its work is done.
+  std::shared_ptr<WorkState> isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag,
+                                   Clock::time_point deadline,
                                    std::shared_ptr<WorkState> work = std::make_shared<WorkState>());
-  // src -1 = any. The work's nbytes tells how long the message was; longer than `bytes` is Error(mismatch), and so is shorter if it is
-  // to be `exact`.
-  std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, Clock::time_point deadline,
+  // src -1 = any. The work's nbytes tells how long the message was; longer than `bytes` is Error(mismatch), and so is
+  // shorter if it is to be `exact`.
+  std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag,
+                                   Clock::time_point deadline,
                                    std::shared_ptr<WorkState> work = std::make_shared<WorkState>(), bool exact = false);
 
   // Moves what can be moved, and fails what is past its deadline. True if anything happened.
   bool progress();
-  // No operation of this rank is pending. (Others may still be sending: progress() is then what takes their messages in.)
+  // No operation of this rank is pending. (Others may still be sending: progress() is then what takes their messages
+  // in.)
   bool idle() const;
   // Everything sent so far was handed to the streams. (Small messages are copied, so their sends complete before that:
   // leaving without progress() until then would lose them.)
@@ -57,7 +61,8 @@ class PointToPoint final : private p2p::Matcher {
   Clock::time_point next_deadline() const;
   // Appends what to poll for before the next progress(). Streams without descriptors (shared memory) are not in it.
   void poll_descriptors(std::vector<pollfd>& out) const;
-  // Everything pending fails, and everything later too; the first error stays. Memory of operations is not touched after.
+  // Everything pending fails, and everything later too; the first error stays. Memory of operations is not touched
+  // after.
   void fail_all(const Error& error);
   void close();  // lets go of the streams; after fail_all()
 

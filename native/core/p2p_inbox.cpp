@@ -43,8 +43,9 @@ void attach(Message& message, RecvOpPtr op, const std::string& source_name) {
   message.kept = false;
   if (op->exact && message.total != op->capacity) {
     op->work->fail(Error(ErrorKind::mismatch,
-                         "rank " + std::to_string(message.source) + " sent " + std::to_string(message.total) + " bytes (tag " +
-                             std::to_string(message.tag) + ") where this rank receives " + std::to_string(op->capacity) + " bytes",
+                         "rank " + std::to_string(message.source) + " sent " + std::to_string(message.total) +
+                             " bytes (tag " + std::to_string(message.tag) + ") where this rank receives " +
+                             std::to_string(op->capacity) + " bytes",
                          {message.source}));
     message.chunks.clear();
   } else if (message.total > op->capacity) {
@@ -116,7 +117,8 @@ bool Inbox::next_frame(ByteStream& stream) {
 void Inbox::begin_frame() {
   if (frame_.magic != kFrameMagic) malformed("no frame header");
   if (frame_.kind != kData && frame_.kind != kCancel) malformed("a frame of unknown kind");
-  if (current_ && (frame_.tag != current_->tag || frame_.total != current_->total || frame_.offset != current_->received)) {
+  if (current_ &&
+      (frame_.tag != current_->tag || frame_.total != current_->total || frame_.offset != current_->received)) {
     malformed("a frame that does not continue its message");
   }
   if (frame_.kind == kCancel) {
@@ -125,7 +127,8 @@ void Inbox::begin_frame() {
     return;
   }
   if (!current_ && frame_.offset != 0) malformed("a message without its beginning");
-  if (frame_.bytes > kMaxFrame || frame_.bytes > frame_.total - frame_.offset || (frame_.bytes == 0 && frame_.total != 0)) {
+  if (frame_.bytes > kMaxFrame || frame_.bytes > frame_.total - frame_.offset ||
+      (frame_.bytes == 0 && frame_.total != 0)) {
     malformed("a frame of impossible length");
   }
   in_frame_ = true;
@@ -147,8 +150,8 @@ void Inbox::begin_frame() {
   }
 }
 
-// Makes room for a frame of an unexpected message; false if the limit forbids it. The message can be matched all the same,
-// after which its bytes need no room here.
+// Makes room for a frame of an unexpected message; false if the limit forbids it. The message can be matched all the
+// same, after which its bytes need no room here.
 bool Inbox::admit_frame() {
   if (admitted_ || !current_->kept) return true;
   if (unexpected_bytes_ + frame_.bytes > limit_) return false;
@@ -218,7 +221,8 @@ void Inbox::take(const MessagePtr& message) {
 }
 
 std::size_t Inbox::lending() const {
-  return static_cast<std::size_t>(std::count_if(lent_.begin(), lent_.end(), [](const auto& each) { return each->lender; }));
+  return static_cast<std::size_t>(
+      std::count_if(lent_.begin(), lent_.end(), [](const auto& each) { return each->lender; }));
 }
 
 Clock::time_point Inbox::expire(Clock::time_point now) {
@@ -286,7 +290,8 @@ bool Inbox::fill(ByteStream& stream) {
 
 void Inbox::malformed(const char* what) const {
   throw Error(ErrorKind::peer_lost,
-              peer_name_ + " sent " + what + " on the point-to-point connection: do all ranks run the same version?", {peer_});
+              peer_name_ + " sent " + what + " on the point-to-point connection: do all ranks run the same version?",
+              {peer_});
 }
 
 }  // namespace ringleader::p2p

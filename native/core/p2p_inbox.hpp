@@ -29,19 +29,19 @@ using RecvOpPtr = std::shared_ptr<RecvOp>;
 struct Message {
   Rank source;
   std::int64_t tag;
-  std::uint64_t total;         // as the sender says: compared, never allocated
+  std::uint64_t total;  // as the sender says: compared, never allocated
   std::uint64_t received = 0;
-  std::uint64_t arrival = 0;   // order of arrival over all peers
+  std::uint64_t arrival = 0;  // order of arrival over all peers
   // Where bytes go: to `target`; else, while `kept`, into chunks; else nowhere.
   RecvOpPtr target;
   bool kept = false;
   struct Chunk {
     std::unique_ptr<unsigned char[]> data;
-    std::size_t bytes;   // allocated: at most kMaxFrame
+    std::size_t bytes;  // allocated: at most kMaxFrame
     std::size_t filled;
   };
   std::deque<Chunk> chunks;
-  SendOpPtr lender;            // a message to myself too large to keep: its bytes are still the sender's
+  SendOpPtr lender;  // a message to myself too large to keep: its bytes are still the sender's
 };
 using MessagePtr = std::shared_ptr<Message>;
 
@@ -104,8 +104,8 @@ class Inbox {
   std::size_t begin_ = 0, end_ = 0;
 
   Frame frame_{};
-  bool in_frame_ = false;      // frame_ was read and is valid; frame_left_ of its bytes are to come
-  bool admitted_ = false;      // there is a place for its bytes
+  bool in_frame_ = false;  // frame_ was read and is valid; frame_left_ of its bytes are to come
+  bool admitted_ = false;  // there is a place for its bytes
   std::size_t frame_left_ = 0;
   MessagePtr current_;
 

@@ -70,8 +70,9 @@ void Outbox::finish_front() {
   offset_ = 0;
 }
 
-// Gives the front message up without breaking the stream. A frame that was begun is finished with its true bytes, copied
-// while the message's memory may still be read; false if that was the last one, so that the message is sent after all.
+// Gives the front message up without breaking the stream. A frame that was begun is finished with its true bytes,
+// copied while the message's memory may still be read; false if that was the last one, so that the message is sent
+// after all.
 bool Outbox::abandon_front() {
   stage_bytes(direct_, direct_left_);
   direct_left_ = 0;
@@ -96,8 +97,8 @@ Clock::time_point Outbox::expire(Clock::time_point now, const std::string& peer_
       op->work->complete();
     } else {
       op->work->fail(Error(ErrorKind::timeout,
-                           "send of " + std::to_string(op->bytes) + " bytes with tag " + std::to_string(op->tag) + " to " +
-                               peer_name + " timed out with " + std::to_string(taken) +
+                           "send of " + std::to_string(op->bytes) + " bytes with tag " + std::to_string(op->tag) +
+                               " to " + peer_name + " timed out with " + std::to_string(taken) +
                                " bytes taken: is there a receive for this tag?",
                            {peer}));
     }

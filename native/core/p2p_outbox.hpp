@@ -56,8 +56,8 @@ class Outbox {
   void finish_front();
   bool abandon_front();
 
-  // To be written, in this order: stage_[staged_..], then `direct_left_` bytes at `direct_` in the front message's memory,
-  // then the front message from `offset_` on, then the rest of the queue.
+  // To be written, in this order: stage_[staged_..], then `direct_left_` bytes at `direct_` in the front message's
+  // memory, then the front message from `offset_` on, then the rest of the queue.
   std::vector<unsigned char> stage_;
   std::size_t staged_ = 0;
   const unsigned char* direct_ = nullptr;

@@ -93,8 +93,8 @@ class PlanBuilder {
                                           " is not offered for " + name(request_.dtype));
     const bool encoded = request_.wire != WireFormat::f32;
     if (encoded && request_.dtype != DType::f32)
-      throw Error(ErrorKind::invalid, std::string("wire format ") + name(request_.wire) + " is for float32, not " +
-                                          name(request_.dtype));
+      throw Error(ErrorKind::invalid,
+                  std::string("wire format ") + name(request_.wire) + " is for float32, not " + name(request_.dtype));
     if (encoded != lowered_.wire)
       throw Error(ErrorKind::invalid, std::string("the schedule was lowered ") + (lowered_.wire ? "for" : "without") +
                                           " a wire format, but messages are to be sent as " + name(request_.wire));
@@ -118,15 +118,17 @@ class PlanBuilder {
     const std::uint64_t most = most_;
     const std::uint64_t chunk = geometry_.max_chunk_bytes();
     plan_.uses_slot = positions(request_.rank).total > 0;
-    // In a wire format windows are cut between blocks, so that blocks count from the start of a chunk, however it is cut.
+    // In a wire format windows are cut between blocks, so that blocks count from the start of a chunk, however it is
+    // cut.
     const std::uint64_t unit = request_.wire == WireFormat::f32 ? kLine : kWireBlock * sizeof(float);
     plan_.segment_bytes = plan_.stride = std::max(unit, round_up(chunk, unit));
     if (most * plan_.stride <= request_.small_slot_bytes) return;  // also: nothing is staged anywhere
     plan_.large_slot = true;
     const std::uint64_t room = request_.slot_bytes / most / unit * unit;
     if (room == 0)
-      throw Error(ErrorKind::invalid, "a staging slot of " + std::to_string(request_.slot_bytes) + " bytes cannot hold " +
-                                          std::to_string(most) + " chunks; set RINGLEADER_BUFFSIZE to at least " +
+      throw Error(ErrorKind::invalid, "a staging slot of " + std::to_string(request_.slot_bytes) +
+                                          " bytes cannot hold " + std::to_string(most) +
+                                          " chunks; set RINGLEADER_BUFFSIZE to at least " +
                                           std::to_string(most * unit));
     const std::uint64_t windows = (chunk + room - 1) / room;
     plan_.windows = static_cast<std::uint32_t>(windows);
@@ -165,22 +167,30 @@ class PlanBuilder {
 
   Place shared_place(Rank rank, Buffer buffer, std::int32_t chunk) const {
     const auto b = static_cast<std::size_t>(buffer), c = static_cast<std::size_t>(chunk);
-    return Place{Place::Kind::shared, static_cast<std::uint8_t>(b), rank, positions(rank).visible[b][c],
-                 geometry_.offset(chunk), geometry_.chunk_bytes(chunk)};
+    return Place{Place::Kind::shared,           static_cast<std::uint8_t>(b), rank,
+                 positions(rank).visible[b][c], geometry_.offset(chunk),      geometry_.chunk_bytes(chunk)};
   }
 
   Place place(const Operand& operand, std::int32_t j) const {
     const std::int32_t chunk = operand.chunk + j;
     if (operand.buffer == Buffer::scratch) {
       const auto within = layout(operand.rank).scratch_class[static_cast<std::size_t>(chunk)];
-      return Place{Place::Kind::slot, 3, operand.rank, positions(operand.rank).scratch + static_cast<std::uint32_t>(chunk), 0,
+      return Place{Place::Kind::slot,
+                   3,
+                   operand.rank,
+                   positions(operand.rank).scratch + static_cast<std::uint32_t>(chunk),
+                   0,
                    geometry_.chunk_elements(within) * geometry_.item};
     }
     if (operand.rank == request_.rank) return own_place(operand.buffer, chunk);
     if (!operand.initial) return shared_place(operand.rank, operand.buffer, chunk);
     const auto b = static_cast<std::size_t>(operand.buffer);
-    return Place{Place::Kind::slot, static_cast<std::uint8_t>(b), operand.rank,
-                 positions(operand.rank).visible[b][static_cast<std::size_t>(chunk)], 0, geometry_.chunk_bytes(chunk)};
+    return Place{Place::Kind::slot,
+                 static_cast<std::uint8_t>(b),
+                 operand.rank,
+                 positions(operand.rank).visible[b][static_cast<std::size_t>(chunk)],
+                 0,
+                 geometry_.chunk_bytes(chunk)};
   }
 
   void bind(const Instr& instr) {
@@ -206,8 +216,9 @@ class PlanBuilder {
     bound.raw_first = static_cast<std::uint32_t>(plan_.raw.size());
     for (std::uint32_t s = 0; s < instr.src_n; ++s) plan_.raw.push_back(operand(instr.src_first + s).raw);
     bound.piece_first = static_cast<std::uint32_t>(plan_.pieces.size());
-    const std::int32_t count = instr.dst_n ? operand(instr.dst_first).count
-                               : instr.src_n ? operand(instr.src_first).count : 0;
+    const std::int32_t count = instr.dst_n   ? operand(instr.dst_first).count
+                               : instr.src_n ? operand(instr.src_first).count
+                                             : 0;
     bound.piece_n = static_cast<std::uint32_t>(count);
     for (std::int32_t j = 0; j < count; ++j) {
       PieceRefs refs{static_cast<std::uint32_t>(plan_.places.size()), 0};
@@ -262,16 +273,18 @@ class PlanBuilder {
     }
   }
 
-  // Whether every rank needs nothing of the others but what they start with, and little of it: then it is enough that each shows its
-  // part once. All ranks must come to the same answer, so it follows from what all of them know.
+  // Whether every rank needs nothing of the others but what they start with, and little of it: then it is enough that
+  // each shows its part once. All ranks must come to the same answer, so it follows from what all of them know.
   bool fits_inline() {
-    if (lowered_.n < 2 || lowered_.n > kMaskRanks || plan_.windows != 1 || most_ * plan_.stride > request_.inline_bytes) return false;
+    if (lowered_.n < 2 || lowered_.n > kMaskRanks || plan_.windows != 1 || most_ * plan_.stride > request_.inline_bytes)
+      return false;
     for (Rank r = 0; r < lowered_.n; ++r) {
       const RankProgram& program = lowered_.programs[static_cast<std::size_t>(r)];
       const auto after_entry = [](const Wait& wait) { return wait.count == 1; };
       const auto own_result = [&](const Instr& instr) {
         const auto first = program.operands.begin() + instr.dst_first;
-        return instr.op == Op::reduce && std::all_of(first, first + instr.dst_n, [r](const Operand& dst) { return dst.rank == r; });
+        return instr.op == Op::reduce &&
+               std::all_of(first, first + instr.dst_n, [r](const Operand& dst) { return dst.rank == r; });
       };
       if (!program.out_waits.empty() || !std::all_of(program.waits.begin(), program.waits.end(), after_entry) ||
           !std::all_of(program.instrs.begin(), program.instrs.end(), own_result))
@@ -302,13 +315,15 @@ class PlanBuilder {
         for (std::size_t c = 0; c < layout(rank).reach[b].size() && found.possible; ++c) {
           if (layout(rank).reach[b][c] != Reach::shared) continue;
           const auto chunk = static_cast<std::int32_t>(c);
-          const auto user_offset = via_out ? own.output(static_cast<Buffer>(b), chunk) : own.input(static_cast<Buffer>(b), chunk);
+          const auto user_offset = via_out ? own.output(static_cast<Buffer>(b), chunk)
+                                           : own.input(static_cast<Buffer>(b), chunk);
           const bool usable = user_offset && (via_out || !layout(rank).written[b][c]);
           const std::int64_t delta = usable ? *user_offset - geometry_.offset(chunk) : 0;
           found.possible = usable && (!any || delta == found.base_delta);
           found.base_delta = delta;
           found.low = std::min(found.low, user_offset.value_or(0));
-          found.high = std::max(found.high, user_offset.value_or(0) + static_cast<std::int64_t>(geometry_.chunk_bytes(chunk)));
+          found.high = std::max(found.high,
+                                user_offset.value_or(0) + static_cast<std::int64_t>(geometry_.chunk_bytes(chunk)));
           any = true;
         }
         if (any && found.possible) {

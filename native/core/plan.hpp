@@ -47,7 +47,7 @@ struct Place {
     shared,    // `rank`'s user memory if it is registered for this call, else as slot
   };
   Kind kind;
-  std::uint8_t buffer;     // for shared: which of data, input, output
+  std::uint8_t buffer;  // for shared: which of data, input, output
   Rank rank;
   std::uint32_t position;  // index of the staged chunk in the slot
   std::int64_t user;       // offset from the pointer (user_in, user_out) or from the registered base (shared)
@@ -73,7 +73,7 @@ struct BoundInstr {
   std::int16_t channel;
   Rank peer;
   std::uint32_t dst_n, src_n, piece_first, piece_n;
-  std::uint32_t raw_first;  // into Plan::raw, src_n entries
+  std::uint32_t raw_first;                             // into Plan::raw, src_n entries
   std::uint32_t wait_first, wait_n, dep_first, dep_n;  // into the RankProgram's pools
   FoldContext fold;
 };
@@ -87,7 +87,8 @@ struct StageCopy {
 class Communicator;
 class Plan;
 
-// A slice of an operation that another communicator runs at the same time, on its own thread. Bytes count from the operation's pointers.
+// A slice of an operation that another communicator runs at the same time, on its own thread. Bytes count from the
+// operation's pointers.
 struct Slice {
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<const Plan> plan;
@@ -109,30 +110,31 @@ class Plan {
   ReduceOp op = ReduceOp::none;
   double factor = 1;
   WireFormat wire = WireFormat::f32;
-  std::uint64_t nbytes = 0;           // of the larger of this rank's input and output
+  std::uint64_t nbytes = 0;                   // of the larger of this rank's input and output
   std::uint64_t in_bytes = 0, out_bytes = 0;  // extents behind in_ptr and out_ptr on this rank; 0 = not used
-  std::uint64_t segment_bytes = 0;    // of one chunk per window
-  std::uint64_t stride = 0;           // distance of positions in a slot
+  std::uint64_t segment_bytes = 0;            // of one chunk per window
+  std::uint64_t stride = 0;                   // distance of positions in a slot
   std::uint32_t windows = 1;
   bool large_slot = false;
-  bool uses_slot = false;             // this rank has staged chunks
-  bool blind = false;                 // this rank waits for nobody of its node, and so looks at nobody's entry
-  // The inline protocol (execution_inline.cpp): what peers read lies in mailboxes instead of slots or registered memory.
+  bool uses_slot = false;  // this rank has staged chunks
+  bool blind = false;      // this rank waits for nobody of its node, and so looks at nobody's entry
+  // The inline protocol (execution_inline.cpp): what peers read lies in mailboxes instead of slots or registered
+  // memory.
   bool inlined = false;
-  std::uint32_t inline_offset = 0;    // of the staged chunks in a mailbox
-  std::uint64_t inline_readers = 0;   // ranks that read this one's mailbox, a bit each
-  std::uint64_t info_hash = 0;        // of `info`, without a sequence number
+  std::uint32_t inline_offset = 0;   // of the staged chunks in a mailbox
+  std::uint64_t inline_readers = 0;  // ranks that read this one's mailbox, a bit each
+  std::uint64_t info_hash = 0;       // of `info`, without a sequence number
 
   std::vector<BoundInstr> instrs;
-  std::vector<std::uint32_t> in_order;   // indices of in-order instructions
-  std::vector<std::uint32_t> network;    // indices of network instructions
+  std::vector<std::uint32_t> in_order;  // indices of in-order instructions
+  std::vector<std::uint32_t> network;   // indices of network instructions
   std::vector<BoundLink> links;
   std::vector<Place> places;
   std::vector<PieceRefs> pieces;
   std::vector<std::uint8_t> raw;
-  std::vector<StageCopy> load;           // at a window's start: user memory -> slot (skipped for `shared` when registered)
-  std::vector<StageCopy> store;          // at a window's end: slot -> user memory (likewise)
-  std::vector<StageCopy> through;        // input -> output user memory, when they differ
+  std::vector<StageCopy> load;     // at a window's start: user memory -> slot (skipped for `shared` when registered)
+  std::vector<StageCopy> store;    // at a window's end: slot -> user memory (likewise)
+  std::vector<StageCopy> through;  // input -> output user memory, when they differ
   // Per buffer (data, input, output): whether its shared chunks could be reached in user memory, and through which
   // pointer; base = pointer + base_delta is what chunk offsets count from.
   struct Registrable {

@@ -23,11 +23,11 @@ struct Transfer {
   std::int32_t src_chunk;
   std::int32_t dst_rank;
   std::int32_t dst_chunk;
-  std::int32_t count;      // contiguous chunks
+  std::int32_t count;  // contiguous chunks
   std::int16_t channel;
-  std::uint8_t src_buffer; // Buffer
-  std::uint8_t dst_buffer; // Buffer
-  std::uint8_t reduce;     // 0 copy, 1 reduce into the destination
+  std::uint8_t src_buffer;  // Buffer
+  std::uint8_t dst_buffer;  // Buffer
+  std::uint8_t reduce;      // 0 copy, 1 reduce into the destination
 };
 #pragma pack(pop)
 static_assert(sizeof(Transfer) == 29);
@@ -60,7 +60,7 @@ inline constexpr std::uint8_t kRound = 16;         // the result is rounded to t
 struct Operand {
   Rank rank;
   Buffer buffer;
-  std::uint8_t raw;  // source holds exactly one rank's untouched contribution: PREMUL_SUM scales it on reading
+  std::uint8_t raw;      // source holds exactly one rank's untouched contribution: PREMUL_SUM scales it on reading
   std::uint8_t initial;  // read the initial version (Reach::snapshot chunks of other ranks)
   std::int32_t chunk;
   std::int32_t count;
@@ -94,9 +94,10 @@ struct RankProgram {
 
 // Classes of every rank's chunks; all ranks hold all of them, because addresses in a peer's slot follow from them.
 struct RankLayout {
-  std::vector<Reach> reach[3];          // data, input, output: one entry per chunk (empty if the buffer is unused)
-  std::vector<std::uint8_t> written[3]; // 1 if the program writes the chunk (anyone)
-  std::vector<std::uint8_t> loaded[3];  // 1 if the chunk's initial content is valid and anyone reads it, or it is final as it is
+  std::vector<Reach> reach[3];           // data, input, output: one entry per chunk (empty if the buffer is unused)
+  std::vector<std::uint8_t> written[3];  // 1 if the program writes the chunk (anyone)
+  std::vector<std::uint8_t>
+      loaded[3];  // 1 if the chunk's initial content is valid and anyone reads it, or it is final as it is
   // 1 if the initial content is rounded to the wire format when the window starts (then it counts as written).
   std::vector<std::uint8_t> rounded[3];  // empty where LowerOptions::wire is off
   std::int32_t scratch_chunks = 0;
@@ -107,9 +108,9 @@ struct Lowered {
   Collective collective;
   Rank n;
   Rank root;
-  std::int32_t chunks;  // C, chunks of `data` (and of input/output for all_to_all)
-  std::int32_t blocks;  // B: 1, or n for collectives over n blocks; chunks per block = C / B
-  std::vector<std::int32_t> node;  // node of each rank; equal = shared memory, different = network
+  std::int32_t chunks;                // C, chunks of `data` (and of input/output for all_to_all)
+  std::int32_t blocks;                // B: 1, or n for collectives over n blocks; chunks per block = C / B
+  std::vector<std::int32_t> node;     // node of each rank; equal = shared memory, different = network
   std::vector<RankProgram> programs;  // one per rank
   std::vector<RankLayout> layouts;    // one per rank
   bool wire = false;                  // LowerOptions::wire
@@ -117,7 +118,7 @@ struct Lowered {
 using LoweredPtr = std::shared_ptr<const Lowered>;
 
 struct LowerOptions {
-  bool push = true;  // copies between ranks of a node are done by the source (push) or the destination (pull)
+  bool push = true;   // copies between ranks of a node are done by the source (push) or the destination (pull)
   bool wire = false;  // network messages have a wire format: mark what must be rounded
 };
 

@@ -4,12 +4,14 @@
 
 namespace ringleader {
 
-RingPair::RingPair(Mesh& mesh, Rank peer, std::uint64_t ring_bytes) : mesh_(mesh), peer_(peer), ring_bytes_(ring_bytes) {}
+RingPair::RingPair(Mesh& mesh, Rank peer, std::uint64_t ring_bytes)
+    : mesh_(mesh), peer_(peer), ring_bytes_(ring_bytes) {}
 
 // Asked in spinning loops; whether the process lives costs a system call, so that is looked at now and then only.
 bool RingPair::peer_present() {
   Mesh::Peer& peer = mesh_.peers[static_cast<std::size_t>(peer_)];
-  if (peer.shared->control.state.load(std::memory_order_acquire) == static_cast<std::uint32_t>(BlockState::closed)) return false;
+  if (peer.shared->control.state.load(std::memory_order_acquire) == static_cast<std::uint32_t>(BlockState::closed))
+    return false;
   return ++asked_ % 1024 != 0 || peer.process->alive();
 }
 

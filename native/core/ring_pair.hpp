@@ -1,4 +1,5 @@
-// The byte stream to a peer of the same node: one ring each way, each made by its writer when it first has something to say.
+// The byte stream to a peer of the same node: one ring each way, each made by its writer when it first has something to
+// say.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace ringleader {
 
 class RingPair final : public ByteStream {
  public:
-  // `ring_bytes` (a power of two) is the capacity of the ring this rank writes; the peer says its own's in its shared block.
+  // `ring_bytes` (a power of two) is the capacity of the ring this rank writes; the peer says its own's in its shared
+  // block.
   RingPair(Mesh& mesh, Rank peer, std::uint64_t ring_bytes);
   std::size_t write(const void* data, std::size_t bytes) override;
   std::size_t read(void* data, std::size_t bytes) override;

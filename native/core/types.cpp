@@ -8,9 +8,9 @@ std::size_t item_size(DType dtype) {
 }
 
 const char* name(DType dtype) {
-  static constexpr const char* names[kDTypeCount] = {"float32", "float64", "float16", "bfloat16", "int8",   "int16",
-                                                     "int32",   "int64",   "uint8",   "uint16",   "uint32", "uint64",
-                                                     "bool",    "complex64", "complex128", "bytes"};
+  static constexpr const char* names[kDTypeCount] = {
+      "float32", "float64", "float16", "bfloat16", "int8", "int16",     "int32",      "int64",
+      "uint8",   "uint16",  "uint32",  "uint64",   "bool", "complex64", "complex128", "bytes"};
   const auto code = static_cast<std::size_t>(dtype);
   return code < kDTypeCount ? names[code] : "unknown type";
 }

@@ -14,23 +14,48 @@ namespace ringleader {
 using Rank = std::int32_t;
 
 enum class DType : std::uint8_t {
-  f32 = 0, f64 = 1, f16 = 2, bf16 = 3,
-  i8 = 4, i16 = 5, i32 = 6, i64 = 7,
-  u8 = 8, u16 = 9, u32 = 10, u64 = 11,
+  f32 = 0,
+  f64 = 1,
+  f16 = 2,
+  bf16 = 3,
+  i8 = 4,
+  i16 = 5,
+  i32 = 6,
+  i64 = 7,
+  u8 = 8,
+  u16 = 9,
+  u32 = 10,
+  u64 = 11,
   boolean = 12,
-  c64 = 13, c128 = 14,
+  c64 = 13,
+  c128 = 14,
   bytes = 15,  // opaque: copies only, item size 1
 };
 inline constexpr int kDTypeCount = 16;
 
 enum class ReduceOp : std::uint8_t {
-  sum = 0, prod = 1, min = 2, max = 3, avg = 4, premul_sum = 5, band = 6, bor = 7, bxor = 8,
+  sum = 0,
+  prod = 1,
+  min = 2,
+  max = 3,
+  avg = 4,
+  premul_sum = 5,
+  band = 6,
+  bor = 7,
+  bxor = 8,
   none = 255,  // data movement only
 };
 
 enum class Collective : std::uint8_t {
-  all_reduce = 0, reduce_scatter = 1, all_gather = 2, broadcast = 3, reduce = 4,
-  gather = 5, scatter = 6, all_to_all = 7, barrier = 8,
+  all_reduce = 0,
+  reduce_scatter = 1,
+  all_gather = 2,
+  broadcast = 3,
+  reduce = 4,
+  gather = 5,
+  scatter = 6,
+  all_to_all = 7,
+  barrier = 8,
 };
 
 std::size_t item_size(DType dtype);

@@ -21,12 +21,13 @@ using Clock = std::chrono::steady_clock;
 
 class CompletionSink;
 
-// Invariant: a result is in the caller's arrays before anybody can see that the work is done, and nothing is written there afterwards.
-// So what has to be copied to them is part of the work, and made by whoever completes it, whether or not somebody still looks at it. A
-// work that fails copies nothing.
+// Invariant: a result is in the caller's arrays before anybody can see that the work is done, and nothing is written
+// there afterwards. So what has to be copied to them is part of the work, and made by whoever completes it, whether or
+// not somebody still looks at it. A work that fails copies nothing.
 class WorkState : public std::enable_shared_from_this<WorkState> {
  public:
-  // Owners of the memory that is in use, let go of when the work is done. Never destroyed by a thread of ours: see bind/kept.hpp.
+  // Owners of the memory that is in use, let go of when the work is done. Never destroyed by a thread of ours: see
+  // bind/kept.hpp.
   using Kept = std::unique_ptr<void, void (*)(void*)>;
 
   WorkState() = default;

@@ -34,7 +34,7 @@ constexpr std::size_t kHuge = 2 * kMiB;           // alignment that lets the ker
 constexpr std::size_t kMinSlot = 64;              // a cache line: neighbours never share one
 constexpr std::size_t kReservePiece = 64 * kMiB;  // reserved between two looks at the free memory
 
-constexpr std::size_t kMostSmall = 1024 * kMiB;   // address space for allocations below a page
+constexpr std::size_t kMostSmall = 1024 * kMiB;  // address space for allocations below a page
 
 std::atomic<Arena*> current_arena{nullptr};
 Arena* inherited = nullptr;  // the parents' arenas; written in a forked child's handler only
@@ -110,8 +110,9 @@ Arena::Arena() : fd_(make_memfd()), generation_(fork_generation()) {
   size_ = arena_bytes(machine, room, ranks);
   if (size_ < kLeastArena) {
     close_owned(fd_, generation_);
-    fail_memory("this process may map " + readable(room) + " more, and " + std::to_string(ranks) + " ranks of this host need 2 x " +
-                readable(kLeastArena) + " each; raise RLIMIT_AS (ulimit -v), or start fewer ranks");
+    fail_memory("this process may map " + readable(room) + " more, and " + std::to_string(ranks) +
+                " ranks of this host need 2 x " + readable(kLeastArena) +
+                " each; raise RLIMIT_AS (ulimit -v), or start fewer ranks");
   }
   rlimit file{};
   if (::getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur < size_)
@@ -181,7 +182,8 @@ void* Arena::adopt(void* memory, std::size_t bytes) {
   if (::mmap(memory, whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd_, offset) == MAP_FAILED) {
     const int error = errno;
     release(inside);
-    throw Error(ErrorKind::memory, std::string("memory cannot become part of the arena: mmap: ") + std::strerror(error));
+    throw Error(ErrorKind::memory,
+                std::string("memory cannot become part of the arena: mmap: ") + std::strerror(error));
   }
   (void)::madvise(memory, whole, MADV_DONTDUMP);
   const std::lock_guard lock(mutex_);
@@ -276,9 +278,11 @@ void Arena::seclude(void* memory, std::size_t bytes, std::shared_ptr<Claim> clai
   const Offset end = std::min<Offset>(round_up(offset + bytes, page), found->first + extent.bytes);
   if (extent.claims.empty()) claimed_.fetch_add(1, std::memory_order_relaxed);
   extent.claims.push_back(std::move(claim));
-  // Before any page changes hands: a thread that then stores to a private page, and looks afterwards, sees that this has begun.
+  // Before any page changes hands: a thread that then stores to a private page, and looks afterwards, sees that this
+  // has begun.
   seclusions_.fetch_add(1, std::memory_order_seq_cst);
-  // What is private already is left alone; what is not is noted first, so that it is nobody's to show even if the copy fails.
+  // What is private already is left alone; what is not is noted first, so that it is nobody's to show even if the copy
+  // fails.
   std::vector<std::pair<Offset, Offset>> gaps;
   Offset at = first;
   for (const auto& [from, to] : extent.secluded) {
@@ -293,20 +297,22 @@ void Arena::seclude(void* memory, std::size_t bytes, std::shared_ptr<Claim> clai
     make_private(from, to, extent.adopted != nullptr ? extent.adopted + (from - found->first) : base_ + from);
 }
 
-// A private mapping of the same pages in the place of the shared one, at one stroke; and then each page is written to, which changes
-// nothing in it but gives this process a copy of its own. A store of another thread comes before that and is copied, or waits, or makes the
-// copy itself.
+// A private mapping of the same pages in the place of the shared one, at one stroke; and then each page is written to,
+// which changes nothing in it but gives this process a copy of its own. A store of another thread comes before that and
+// is copied, or waits, or makes the copy itself.
 void Arena::make_private(Offset first, Offset end, std::byte* at) {
   const std::size_t bytes = end - first;
   require_room(bytes, bytes);
   if (::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd_, static_cast<off_t>(first)) == MAP_FAILED)
-    throw Error(ErrorKind::memory, "a private copy of " + readable(bytes) + " cannot be made: mmap: " + std::strerror(errno));
+    throw Error(ErrorKind::memory,
+                "a private copy of " + readable(bytes) + " cannot be made: mmap: " + std::strerror(errno));
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t piece = std::min(bytes - done, kReservePiece);
     if (::madvise(at + done, piece, MADV_POPULATE_WRITE) != 0) {
       if (errno == EINTR || errno == EAGAIN) continue;
       if (errno == ENOMEM)
-        throw Error(ErrorKind::memory, "a private copy of " + readable(bytes) + " cannot be made: " + std::strerror(errno));
+        throw Error(ErrorKind::memory,
+                    "a private copy of " + readable(bytes) + " cannot be made: " + std::strerror(errno));
       for (std::size_t page = 0; page < piece; page += page_size())  // an older kernel
         std::atomic_ref(reinterpret_cast<unsigned char&>(at[done + page])).fetch_or(0, std::memory_order_relaxed);
     }
@@ -314,13 +320,15 @@ void Arena::make_private(Offset first, Offset end, std::byte* at) {
   }
 }
 
-// Under mutex_, of memory that nobody in this process uses: private pages are dropped. False if the system refuses for now.
+// Under mutex_, of memory that nobody in this process uses: private pages are dropped. False if the system refuses for
+// now.
 bool Arena::share_again(Extent& extent) {
   while (!extent.secluded.empty()) {
     const auto [first, end] = *extent.secluded.begin();
     // Adopted memory was made private at its other address, which is its adopter's to unmap.
     if (extent.adopted == nullptr) {
-      if (::mmap(base_ + first, end - first, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, static_cast<off_t>(first)) == MAP_FAILED)
+      if (::mmap(base_ + first, end - first, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
+                 static_cast<off_t>(first)) == MAP_FAILED)
         return false;
       (void)::madvise(base_ + first, end - first, MADV_HUGEPAGE);
       (void)::madvise(base_ + first, end - first, MADV_DONTDUMP);
@@ -346,7 +354,8 @@ void Arena::reclaim_all() {
   std::vector<std::pair<Offset, std::size_t>> free;
   {
     const std::lock_guard lock(mutex_);
-    // Of live memory that was secluded and that nobody claims any more the pages behind are given back; it stays private.
+    // Of live memory that was secluded and that nobody claims any more the pages behind are given back; it stays
+    // private.
     for (auto& [offset, extent] : live_) {
       if (extent.claims.empty()) continue;
       drop_over(extent.claims, dropped);
@@ -381,8 +390,9 @@ Arena::Offset Arena::take_pages(std::size_t bytes, std::size_t align, Space& spa
     offset = space.take(bytes, align);
   }
   if (!offset)
-    throw Error(ErrorKind::memory, "cannot allocate " + readable(bytes) + " of shared memory: no room in the arena of " + readable(size_) +
-                                       ", " + readable(used()) + " of it in use; release some of it");
+    throw Error(ErrorKind::memory, "cannot allocate " + readable(bytes) +
+                                       " of shared memory: no room in the arena of " + readable(size_) + ", " +
+                                       readable(used()) + " of it in use; release some of it");
   try {
     reserve(*offset, bytes);
   } catch (...) {
@@ -410,7 +420,8 @@ void* Arena::allocate_small(std::size_t slot) {
     page = *open.begin();
   } else {
     lock.unlock();
-    // Used below even if another thread has opened one meanwhile: a page without anything in it would never be given back.
+    // Used below even if another thread has opened one meanwhile: a page without anything in it would never be given
+    // back.
     page = take_pages(page_size(), page_size(), small_space_);
     const std::size_t slots = page_size() / slot;
     lock.lock();

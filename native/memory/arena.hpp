@@ -24,11 +24,13 @@ namespace ringleader {
 // Names a process's arena, and so the process, uniquely among all of the host (random).
 using Identity = std::array<std::uint8_t, 16>;
 
-// The right of other processes to touch memory that was shown to them: docs/architecture.md, "Who may write which memory until when".
+// The right of other processes to touch memory that was shown to them: docs/architecture.md, "Who may write which
+// memory until when".
 class Claim {
  public:
   virtual ~Claim() = default;
-  // Whether none of them will touch it again; once true, true for ever. Never blocks, and does not ask the arena for anything.
+  // Whether none of them will touch it again; once true, true for ever. Never blocks, and does not ask the arena for
+  // anything.
   virtual bool over() = 0;
 };
 
@@ -40,36 +42,42 @@ class Arena {
   static Arena* current();
   // Frees what allocate() returned (nullptr is allowed). Memory of a parent process's arena, seen by a forked child, is
   // left alone. Any thread. Throws Error(invalid) if `memory` is no live allocation.
-  // Invariant: the memory is given out again only when `claim` and all earlier claims on it are over; till then its pages stay as
-  // they are. Looked at here and in reclaim().
+  // Invariant: the memory is given out again only when `claim` and all earlier claims on it are over; till then its
+  // pages stay as they are. Looked at here and in reclaim().
   static void release(void* memory, std::shared_ptr<Claim> claim = nullptr);
-  // Gives out again what has been released and is claimed no more. Whenever a communicator is made or closed, and before memory runs out.
+  // Gives out again what has been released and is claimed no more. Whenever a communicator is made or closed, and
+  // before memory runs out.
   static void reclaim();
 
   // `bytes` (0 counts as 1) of zero-filled memory whose pages are reserved: touching it never faults fatally later.
   // `align` is a power of two up to 2 MiB. Throws Error(memory | invalid | forked).
   void* allocate(std::size_t bytes, std::size_t align = 64);
-  // The same in pages of its own, for what peers are shown of this process's own accord: only such memory can be claimed.
+  // The same in pages of its own, for what peers are shown of this process's own accord: only such memory can be
+  // claimed.
   void* allocate_pages(std::size_t bytes) { return allocate(std::max(bytes, page_bytes()), page_bytes()); }
   static std::size_t page_bytes();
 
-  // Moves the pages at `memory` into the arena: their content is then arena memory, at the address returned and, until somebody
-  // unmaps it, also at `memory`, which must be the start of a mapping of the caller's own that nobody else touches meanwhile. Release the
-  // address returned once nothing uses the memory at either. Throws Error(memory | invalid | forked), and then nothing has changed.
+  // Moves the pages at `memory` into the arena: their content is then arena memory, at the address returned and, until
+  // somebody unmaps it, also at `memory`, which must be the start of a mapping of the caller's own that nobody else
+  // touches meanwhile. Release the address returned once nothing uses the memory at either. Throws Error(memory |
+  // invalid | forked), and then nothing has changed.
   void* adopt(void* memory, std::size_t bytes);
 
-  // Takes memory away from everybody else who has mapped it: the whole pages that hold `bytes` at `memory`, part of a live allocation, keep
-  // their address and content but become this process's private memory; what others write goes to the pages that were there before, which are
-  // nobody's until `claim` is over. Threads of this process may go on using the memory meanwhile: no store of theirs is lost. Of adopted
-  // memory only the address that was adopted stays good; see current_address(). Throws Error(memory) if there is no memory for the copy: then
-  // others may still write there, and it may not be used.
+  // Takes memory away from everybody else who has mapped it: the whole pages that hold `bytes` at `memory`, part of a
+  // live allocation, keep their address and content but become this process's private memory; what others write goes to
+  // the pages that were there before, which are nobody's until `claim` is over. Threads of this process may go on using
+  // the memory meanwhile: no store of theirs is lost. Of adopted memory only the address that was adopted stays good;
+  // see current_address(). Throws Error(memory) if there is no memory for the copy: then others may still write there,
+  // and it may not be used.
   void seclude(void* memory, std::size_t bytes, std::shared_ptr<Claim> claim);
-  // How many times seclude() was called. Whoever shows arena memory to peers reads it before, and asks again, if it has grown, whether the
-  // memory is still the one that peers see: before each time that he tells them of something in it.
+  // How many times seclude() was called. Whoever shows arena memory to peers reads it before, and asks again, if it has
+  // grown, whether the memory is still the one that peers see: before each time that he tells them of something in it.
   static std::uint64_t seclusions() { return seclusions_.load(std::memory_order_acquire); }
-  // Whether the memory, all of it, is what peers see at its offset. Small allocations (below a page) never are: they share pages.
+  // Whether the memory, all of it, is what peers see at its offset. Small allocations (below a page) never are: they
+  // share pages.
   bool shared(const void* memory, std::size_t bytes) const;
-  // Where the memory at an address of the arena is to be used; different only in adopted allocations of which a part was secluded.
+  // Where the memory at an address of the arena is to be used; different only in adopted allocations of which a part
+  // was secluded.
   void* current_address(void* memory) const;
 
   bool contains(const void* memory, std::size_t bytes) const {
@@ -112,10 +120,10 @@ class Arena {
   // An allocation of whole pages.
   struct Extent {
     std::size_t bytes = 0;
-    std::byte* adopted = nullptr;        // where else it is mapped
-    std::map<Offset, Offset> secluded;   // first -> end, whole pages; disjoint
-    bool punched = false;                // nobody sees the pages behind the secluded ones any more, and they are given back
-    Claims claims;                       // not known to be over
+    std::byte* adopted = nullptr;       // where else it is mapped
+    std::map<Offset, Offset> secluded;  // first -> end, whole pages; disjoint
+    bool punched = false;  // nobody sees the pages behind the secluded ones any more, and they are given back
+    Claims claims;         // not known to be over
   };
   using Extents = std::map<Offset, Extent>;
 
@@ -151,12 +159,12 @@ class Arena {
   std::atomic<std::size_t> claimed_{0};    // extents of live_ and released_ with claims, or about so many
   static std::atomic<std::uint64_t> seclusions_;
 
-  mutable std::mutex mutex_;                      // guards everything below
-  Space space_, small_space_;                     // for whole pages, for slabs
-  Extents live_;                                  // allocations of whole pages
-  Extents released_;                              // those that are still claimed
-  std::unordered_map<Offset, Slab> slabs_;        // by page
-  std::array<std::set<Offset>, 32> open_slabs_;   // pages with a free slot, by log2(slot)
+  mutable std::mutex mutex_;                     // guards everything below
+  Space space_, small_space_;                    // for whole pages, for slabs
+  Extents live_;                                 // allocations of whole pages
+  Extents released_;                             // those that are still claimed
+  std::unordered_map<Offset, Slab> slabs_;       // by page
+  std::array<std::set<Offset>, 32> open_slabs_;  // pages with a free slot, by log2(slot)
 };
 
 // Frees arena memory at the end of scope.

@@ -122,7 +122,8 @@ CoreMask CoreMask::of_this_thread() {
   for (std::size_t words = 1024 / kWordBits; words <= (1 << 20) / kWordBits; words *= 2) {
     mask.bits_.assign(words, 0);
     // Fails while the kernel's masks are larger than ours.
-    if (::sched_getaffinity(0, words * sizeof(unsigned long), reinterpret_cast<cpu_set_t*>(mask.bits_.data())) == 0) return mask;
+    if (::sched_getaffinity(0, words * sizeof(unsigned long), reinterpret_cast<cpu_set_t*>(mask.bits_.data())) == 0)
+      return mask;
   }
   mask.bits_.clear();
   return mask;
@@ -135,7 +136,8 @@ int CoreMask::count() const {
 }
 
 void CoreMask::apply_to_this_thread() const {
-  if (!empty()) ::sched_setaffinity(0, bits_.size() * sizeof(unsigned long), reinterpret_cast<const cpu_set_t*>(bits_.data()));
+  if (!empty())
+    ::sched_setaffinity(0, bits_.size() * sizeof(unsigned long), reinterpret_cast<const cpu_set_t*>(bits_.data()));
 }
 
 int quota_cores(const std::string& root) {

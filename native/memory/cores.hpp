@@ -14,7 +14,8 @@ int usable_cores(const std::string& root = "");
 // The quota alone, in whole cores, at least 1; 0 if there is none.
 int quota_cores(const std::string& root = "");
 
-// The cores that a thread may run on. Threads that a bound rank starts later, from whatever thread, are given its cores.
+// The cores that a thread may run on. Threads that a bound rank starts later, from whatever thread, are given its
+// cores.
 class CoreMask {
  public:
   static CoreMask of_this_thread();  // empty if the kernel does not tell

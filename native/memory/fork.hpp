@@ -17,8 +17,8 @@ extern std::atomic<std::uint64_t> fork_count;
 // Grows by one in every forked child; a relaxed read of one word.
 inline std::uint64_t fork_generation() { return detail::fork_count.load(std::memory_order_relaxed); }
 
-// A member that a forked child must not destroy, because threads that exist in the parent only wait in it or run by it: destroying a
-// condition variable waits for its waiters, and destroying a thread that was not joined ends the process.
+// A member that a forked child must not destroy, because threads that exist in the parent only wait in it or run by it:
+// destroying a condition variable waits for its waiters, and destroying a thread that was not joined ends the process.
 template <class T>
 class Parents {
  public:
@@ -36,7 +36,8 @@ class Parents {
   std::uint64_t generation_ = fork_generation();
 };
 
-// An object that a forked child must leave as it is, with all that it has: threads of the parent may have been in the middle of it.
+// An object that a forked child must leave as it is, with all that it has: threads of the parent may have been in the
+// middle of it.
 template <class T, class... Arguments>
 std::shared_ptr<T> make_parents(Arguments&&... arguments) {
   const std::uint64_t generation = fork_generation();

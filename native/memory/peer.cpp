@@ -107,8 +107,9 @@ void PeerProcess::map(int arena_fd, std::size_t bytes) {
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena_fd, 0);
   if (base == MAP_FAILED) {
     const std::string why = std::strerror(errno);
-    throw Error(ErrorKind::memory, "cannot map " + std::to_string(bytes) + " bytes of shared memory of process " + std::to_string(pid_) +
-                                       ": " + why + "; this process may map " + std::to_string(address_room()) +
+    throw Error(ErrorKind::memory, "cannot map " + std::to_string(bytes) + " bytes of shared memory of process " +
+                                       std::to_string(pid_) + ": " + why + "; this process may map " +
+                                       std::to_string(address_room()) +
                                        " bytes more: raise RLIMIT_AS (ulimit -v), or start fewer ranks on this host");
   }
   base_ = static_cast<std::byte*>(base);

@@ -22,8 +22,9 @@ class PeerProcess {
   static std::shared_ptr<PeerProcess> find(const Identity& identity);
   // This process: its own arena, always alive.
   static std::shared_ptr<PeerProcess> self();
-  // The same with a mapping of its own of this process's arena, as another process would have: for ranks that are threads of one process,
-  // so that memory which is taken away from peers (Arena::seclude) is out of their reach too. Throws Error(memory).
+  // The same with a mapping of its own of this process's arena, as another process would have: for ranks that are
+  // threads of one process, so that memory which is taken away from peers (Arena::seclude) is out of their reach too.
+  // Throws Error(memory).
   static std::shared_ptr<PeerProcess> mirror();
 
   std::byte* base() const { return base_; }

@@ -38,7 +38,8 @@ int expected_local_ranks() {
 
 std::size_t address_room() {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur > kUserSpace) return kUserSpace;
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur > kUserSpace)
+    return kUserSpace;
   const std::size_t mapped = mapped_now();
   return limit.rlim_cur > mapped ? limit.rlim_cur - mapped : 0;
 }

@@ -8,13 +8,19 @@
 
 namespace ringleader {
 
-StridedCopy::StridedCopy(const void* from, void* to, const std::vector<std::size_t>& shape, const std::vector<std::ptrdiff_t>& strides,
-                         std::size_t itemsize, std::vector<std::int32_t> order, std::vector<std::uint8_t> flip)
-    : from_(static_cast<const std::byte*>(from)), to_(static_cast<std::byte*>(to)), itemsize_(itemsize), order_(std::move(order)),
+StridedCopy::StridedCopy(const void* from, void* to, const std::vector<std::size_t>& shape,
+                         const std::vector<std::ptrdiff_t>& strides, std::size_t itemsize,
+                         std::vector<std::int32_t> order, std::vector<std::uint8_t> flip)
+    : from_(static_cast<const std::byte*>(from)),
+      to_(static_cast<std::byte*>(to)),
+      itemsize_(itemsize),
+      order_(std::move(order)),
       flip_(std::move(flip)) {
-  if (shape.size() != strides.size() || (!order_.empty() && order_.size() != itemsize) || (!flip_.empty() && flip_.size() != itemsize))
+  if (shape.size() != strides.size() || (!order_.empty() && order_.size() != itemsize) ||
+      (!flip_.empty() && flip_.size() != itemsize))
     throw Error(ErrorKind::invalid, "a strided copy needs a stride for each of " + std::to_string(shape.size()) +
-                                        " dimensions, and an order of all or none of " + std::to_string(itemsize) + " bytes");
+                                        " dimensions, and an order of all or none of " + std::to_string(itemsize) +
+                                        " bytes");
   for (const std::int32_t byte : order_)
     if (byte < -1 || byte >= static_cast<std::int32_t>(itemsize))
       throw Error(ErrorKind::invalid, "byte " + std::to_string(byte) + " of an element of " + std::to_string(itemsize));
@@ -58,11 +64,17 @@ void StridedCopy::run(std::size_t dimension, std::byte* to, const std::byte*& fr
   // A constant size makes each of these one load and one store.
   switch (itemsize_) {
     case 1: return run_innermost(to, from, [](std::byte* at, const std::byte* element) { *at = *element; });
-    case 2: return run_innermost(to, from, [](std::byte* at, const std::byte* element) { std::memcpy(at, element, 2); });
-    case 4: return run_innermost(to, from, [](std::byte* at, const std::byte* element) { std::memcpy(at, element, 4); });
-    case 8: return run_innermost(to, from, [](std::byte* at, const std::byte* element) { std::memcpy(at, element, 8); });
-    case 16: return run_innermost(to, from, [](std::byte* at, const std::byte* element) { std::memcpy(at, element, 16); });
-    default: return run_innermost(to, from, [this](std::byte* at, const std::byte* element) { std::memcpy(at, element, itemsize_); });
+    case 2:
+      return run_innermost(to, from, [](std::byte* at, const std::byte* element) { std::memcpy(at, element, 2); });
+    case 4:
+      return run_innermost(to, from, [](std::byte* at, const std::byte* element) { std::memcpy(at, element, 4); });
+    case 8:
+      return run_innermost(to, from, [](std::byte* at, const std::byte* element) { std::memcpy(at, element, 8); });
+    case 16:
+      return run_innermost(to, from, [](std::byte* at, const std::byte* element) { std::memcpy(at, element, 16); });
+    default:
+      return run_innermost(to, from,
+                           [this](std::byte* at, const std::byte* element) { std::memcpy(at, element, itemsize_); });
   }
 }
 

@@ -1,4 +1,5 @@
-// Copies from contiguous memory into the elements of a strided array: how results reach arrays that the engine cannot work in.
+// Copies from contiguous memory into the elements of a strided array: how results reach arrays that the engine cannot
+// work in.
 #pragma once
 
 #include <cstddef>
@@ -7,15 +8,17 @@
 
 namespace ringleader {
 
-// Any array that can be described by extents and strides, in any byte order. What lies between its elements is never touched.
+// Any array that can be described by extents and strides, in any byte order. What lies between its elements is never
+// touched.
 class StridedCopy {
  public:
-  // shape, strides: the target's, outermost first, strides in bytes (negative ones too). `from` holds its elements in C order, one right
-  // after another. `order`: byte j of an element of the target is byte order[j] of one of `from`, and left alone where that is -1; empty:
-  // as they are. `flip`: what each byte of the target is combined with by exclusive or (a sign); empty: nothing.
-  // Throws Error(invalid) for lengths that do not fit.
-  StridedCopy(const void* from, void* to, const std::vector<std::size_t>& shape, const std::vector<std::ptrdiff_t>& strides,
-              std::size_t itemsize, std::vector<std::int32_t> order = {}, std::vector<std::uint8_t> flip = {});
+  // shape, strides: the target's, outermost first, strides in bytes (negative ones too). `from` holds its elements in C
+  // order, one right after another. `order`: byte j of an element of the target is byte order[j] of one of `from`, and
+  // left alone where that is -1; empty: as they are. `flip`: what each byte of the target is combined with by exclusive
+  // or (a sign); empty: nothing. Throws Error(invalid) for lengths that do not fit.
+  StridedCopy(const void* from, void* to, const std::vector<std::size_t>& shape,
+              const std::vector<std::ptrdiff_t>& strides, std::size_t itemsize, std::vector<std::int32_t> order = {},
+              std::vector<std::uint8_t> flip = {});
 
   void run() const;
 

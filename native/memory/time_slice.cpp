@@ -43,7 +43,8 @@ int set(pid_t thread, const Attributes& now, std::uint64_t slice_ns) {
   return ::syscall(SYS_sched_setattr, thread, &wanted, 0) == 0 ? 0 : errno;
 }
 
-// The slice of a thread that has none of its own: what the child of a thread with kResetOnFork gets. 0 if the kernel does not tell.
+// The slice of a thread that has none of its own: what the child of a thread with kResetOnFork gets. 0 if the kernel
+// does not tell.
 std::uint64_t usual_slice() {
   std::uint64_t slice = 0;
   const auto look = [&slice] {
@@ -71,8 +72,8 @@ std::string try_to_get(std::uint64_t slice_ns, std::uint64_t usual_ns) {
   return "";
 }
 
-// The threads that have a short slice, and how many uses there are. One per process: never ended, since threads may outlive statics, and
-// a forked child makes its own, since a lock may have been held when it was forked.
+// The threads that have a short slice, and how many uses there are. One per process: never ended, since threads may
+// outlive statics, and a forked child makes its own, since a lock may have been held when it was forked.
 struct Register {
   explicit Register(std::uint64_t generation) : made_in(generation) {}
   const std::uint64_t made_in;
@@ -132,7 +133,9 @@ void TimeSlice::ask_now(std::uint32_t microseconds) {
 std::string TimeSlice::refusal(std::uint32_t microseconds) {
   const std::uint64_t usual = usual_slice_of(here());
   std::string why;
-  std::thread([&] { why = try_to_get(std::clamp(microseconds, kLeastUs, kMostUs) * std::uint64_t{1000}, usual); }).join();
+  std::thread([&] {
+    why = try_to_get(std::clamp(microseconds, kLeastUs, kMostUs) * std::uint64_t{1000}, usual);
+  }).join();
   return why;
 }
 
@@ -150,7 +153,8 @@ TimeSlice::Use::~Use() {
   epochs_.fetch_add(1, std::memory_order_relaxed);
   for (const auto& [thread, slice_ns] : all.entries) {
     Attributes now;
-    if (get(thread, now) == 0 && now.policy == SCHED_OTHER && now.runtime == slice_ns) static_cast<void>(set(thread, now, 0));
+    if (get(thread, now) == 0 && now.policy == SCHED_OTHER && now.runtime == slice_ns)
+      static_cast<void>(set(thread, now, 0));
   }
   all.entries.clear();
 }

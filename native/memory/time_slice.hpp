@@ -1,6 +1,6 @@
-// A short slice of the core for threads that wait. A yield gives the core away for a whole slice of whoever comes next, some
-// milliseconds on a machine with other work. Since Linux 6.12 a thread may ask for a shorter slice of its own without any privilege:
-// then it gets the core back sooner, and its share of the core stays the same.
+// A short slice of the core for threads that wait. A yield gives the core away for a whole slice of whoever comes next,
+// some milliseconds on a machine with other work. Since Linux 6.12 a thread may ask for a shorter slice of its own
+// without any privilege: then it gets the core back sooner, and its share of the core stays the same.
 #pragma once
 
 #include <atomic>
@@ -11,14 +11,16 @@
 
 namespace ringleader {
 
-// Who is touched: threads of this process that wait in the engine, one by one, when they first yield. Not touched: threads of another
-// policy than SCHED_OTHER, of a nice value below 0, or with a slice of their own; and what a touched thread starts later (threads,
-// forked children, programs): the kernel gives these the usual slice (SCHED_FLAG_RESET_ON_FORK).
+// Who is touched: threads of this process that wait in the engine, one by one, when they first yield. Not touched:
+// threads of another policy than SCHED_OTHER, of a nice value below 0, or with a slice of their own; and what a touched
+// thread starts later (threads, forked children, programs): the kernel gives these the usual slice
+// (SCHED_FLAG_RESET_ON_FORK).
 class TimeSlice {
  public:
   static constexpr std::uint32_t kLeastUs = 100, kMostUs = 100'000;  // the kernel's limits
 
-  // For as long as one lives, threads keep what they asked for; with the last one all get the usual slice again. Not for use across forks.
+  // For as long as one lives, threads keep what they asked for; with the last one all get the usual slice again. Not
+  // for use across forks.
   class Use {
    public:
     Use();

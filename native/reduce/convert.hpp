@@ -1,7 +1,7 @@
 // 16-bit floats to f32 and back, by blocks. Part of kernels.hpp: internal linkage only, see there.
 //
-// Rounding is to nearest even; a NaN stays a NaN, quiet, with the upper bits of its payload; too large becomes infinity.
-// The integer forms and the instructions give the same bits for every input (native/tests/test_reduce.cpp).
+// Rounding is to nearest even; a NaN stays a NaN, quiet, with the upper bits of its payload; too large becomes
+// infinity. The integer forms and the instructions give the same bits for every input (native/tests/test_reduce.cpp).
 #pragma once
 
 #include <cstddef>

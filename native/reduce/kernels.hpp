@@ -1,7 +1,8 @@
 // The kernels, compiled once per instruction set: isa_*.cpp sets RINGLEADER_KERNEL_TABLE and includes this file.
 //
-// Everything here has internal linkage and calls nothing with external linkage but memcpy: an inline function shared between objects
-// built for different instruction sets may be merged by the linker into the copy that the machine cannot run.
+// Everything here has internal linkage and calls nothing with external linkage but memcpy: an inline function shared
+// between objects built for different instruction sets may be merged by the linker into the copy that the machine
+// cannot run.
 //
 // The loops are plain and left to the vectoriser. `#pragma GCC ivdep` states what the contract of `fold` gives: a
 // destination is a source or disjoint from it, so no iteration depends on an earlier one.
@@ -91,8 +92,8 @@ struct Prod {
   }
 };
 
-// NaN where either operand is; equal operands differ at most in the sign of zero, which the bitwise operation settles, so the
-// result depends on neither order nor grouping.
+// NaN where either operand is; equal operands differ at most in the sign of zero, which the bitwise operation settles,
+// so the result depends on neither order nor grouping.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -149,7 +150,7 @@ struct Xor {
 enum class Mode { plain, divide, scale };
 
 struct Params {
-  double left, right;      // Mode::scale: factors of the operands; 1 leaves every value as it is
+  double left, right;     // Mode::scale: factors of the operands; 1 leaves every value as it is
   std::uint32_t divisor;  // Mode::divide
 };
 
@@ -158,8 +159,8 @@ T divide(T value, std::uint32_t divisor) {
   if constexpr (!std::is_integral_v<T>) {
     return value / static_cast<T>(divisor);
   } else if constexpr (sizeof(T) <= 4) {
-    // Exact: a quotient that is no integer is at least 1/divisor > 2^-32 away from one, the rounding error is below that.
-    // It fits in 32 bits with sign because the divisor is at least 2 (reduce.cpp).
+    // Exact: a quotient that is no integer is at least 1/divisor > 2^-32 away from one, the rounding error is below
+    // that. It fits in 32 bits with sign because the divisor is at least 2 (reduce.cpp).
     return static_cast<T>(static_cast<std::int32_t>(static_cast<double>(value) / static_cast<double>(divisor)));
   } else {
     return static_cast<T>(value / static_cast<T>(divisor));
@@ -235,8 +236,8 @@ void single(void* out_, const void* a_, std::size_t count, const Params& params)
 inline const void* at(const void* base, std::size_t bytes) { return static_cast<const char*>(base) + bytes; }
 inline void* at(void* base, std::size_t bytes) { return static_cast<char*>(base) + bytes; }
 
-// A block is written only after all sources have been read for it, save for the last source, which the first destination may be
-// as the loop reads item i before it writes item i: in place is safe.
+// A block is written only after all sources have been read for it, save for the last source, which the first
+// destination may be as the loop reads item i before it writes item i: in place is safe.
 inline void replicate(void* const* dsts, std::size_t ndst, std::size_t offset, std::size_t bytes) {
   for (std::size_t j = 1; j < ndst; ++j) __builtin_memcpy(at(dsts[j], offset), at(dsts[0], offset), bytes);
 }
@@ -286,22 +287,30 @@ namespace ringleader::kernels {
 namespace {
 
 // Rows in the order of DType, columns in the order of ReduceOp: sum prod min max avg premul_sum band bor bxor.
-#define RINGLEADER_FLOAT(fold, T)                                                                              \
-  {                                                                                                            \
-    fold<T, Sum>, fold<T, Prod>, fold<T, Min>, fold<T, Max>, fold<T, Sum, Mode::divide>, fold<T, Sum, Mode::scale>, \
-        nullptr, nullptr, nullptr                                                                              \
-  }
+#define RINGLEADER_FLOAT(fold, T)                                                                                  \
+  {fold<T, Sum>, fold<T, Prod>, fold<T, Min>, fold<T, Max>, fold<T, Sum, Mode::divide>, fold<T, Sum, Mode::scale>, \
+   nullptr,      nullptr,       nullptr}
 // Wrapping and bitwise operations give the same bits for both signs.
-#define RINGLEADER_INTEGER(T, U)                                                                            \
-  {                                                                                                         \
-    fold_direct<U, Sum>, fold_direct<U, Prod>, fold_direct<T, Min>, fold_direct<T, Max>,                    \
-        fold_direct<T, Sum, Mode::divide>, nullptr, fold_direct<U, And>, fold_direct<U, Or>, fold_direct<U, Xor> \
-  }
-#define RINGLEADER_COMPLEX(T)                                                                             \
-  {                                                                                                       \
-    fold_direct<T, Sum>, fold_direct<T, Prod>, nullptr, nullptr, fold_direct<T, Sum, Mode::divide>,       \
-        fold_direct<T, Sum, Mode::scale>, nullptr, nullptr, nullptr                                       \
-  }
+#define RINGLEADER_INTEGER(T, U)      \
+  {fold_direct<U, Sum>,               \
+   fold_direct<U, Prod>,              \
+   fold_direct<T, Min>,               \
+   fold_direct<T, Max>,               \
+   fold_direct<T, Sum, Mode::divide>, \
+   nullptr,                           \
+   fold_direct<U, And>,               \
+   fold_direct<U, Or>,                \
+   fold_direct<U, Xor>}
+#define RINGLEADER_COMPLEX(T)         \
+  {fold_direct<T, Sum>,               \
+   fold_direct<T, Prod>,              \
+   nullptr,                           \
+   nullptr,                           \
+   fold_direct<T, Sum, Mode::divide>, \
+   fold_direct<T, Sum, Mode::scale>,  \
+   nullptr,                           \
+   nullptr,                           \
+   nullptr}
 
 }  // namespace
 

@@ -72,8 +72,8 @@ kernels::Fold find(const kernels::Table& table, DType dtype, ReduceOp op) {
 }
 
 #if defined(__x86_64__)
-// From here on a reader who comes after the copy finds little of it in the caches. Measured with copy and reader together: equal at this
-// size, a tenth to a fifth faster above (on a 32 MiB third-level cache), slower below.
+// From here on a reader who comes after the copy finds little of it in the caches. Measured with copy and reader
+// together: equal at this size, a tenth to a fifth faster above (on a 32 MiB third-level cache), slower below.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
 void stream(char* dst, const char* src, std::size_t bytes) {

@@ -1,7 +1,7 @@
 // Reduction kernels: what the engine calls to combine contributions. The instruction set is chosen once, at run time
-// (RINGLEADER_ISA lowers it); results do not depend on it, nor on alignment, count or how the data was cut: every element
-// is folded left to right in its own lane, without reassociation and without fused multiply-add. (Of a NaN that arithmetic makes
-// or passes on, sign and payload are the processor's choice.)
+// (RINGLEADER_ISA lowers it); results do not depend on it, nor on alignment, count or how the data was cut: every
+// element is folded left to right in its own lane, without reassociation and without fused multiply-add. (Of a NaN that
+// arithmetic makes or passes on, sign and payload are the processor's choice.)
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,9 @@
-// Folds of what accumulates in f32: f32, and 16-bit floats, which are rounded once. Part of kernels.hpp: internal linkage only, see there.
+// Folds of what accumulates in f32: f32, and 16-bit floats, which are rounded once. Part of kernels.hpp: internal
+// linkage only, see there.
 //
-// With AVX2 and AVX-512 all sources of a group of items are folded in registers: nothing but the sources is read and nothing but
-// the destinations is written, each once. Elsewhere folds go block by block through buffers, left to the vectoriser.
+// With AVX2 and AVX-512 all sources of a group of items are folded in registers: nothing but the sources is read and
+// nothing but the destinations is written, each once. Elsewhere folds go block by block through buffers, left to the
+// vectoriser.
 //
 // AVX512_BF16 is not used: its conversions take subnormals for zero, and results must not depend on the machine.
 #pragma once
@@ -122,11 +124,13 @@ struct Packing<Float16> : PackedHalves {
 #endif
 };
 
-// Even items are `first`, odd items `second`, so that widening is a shift and a mask, and no item changes its place in its pair.
+// Even items are `first`, odd items `second`, so that widening is a shift and a mask, and no item changes its place in
+// its pair.
 //
-// Narrowing works on 16-bit lanes: `upper` is what rounding down would give, `lower` what it would cut off; one unit more where
-// lower > 0x8000, or = 0x8000 with upper odd. Invariant: a NaN has no bits in `lower` and so stays as it is, because it is one of
-// the sources' (made quiet by arithmetic) or the processor's own; `fold_in_f32` sees to the factor.
+// Narrowing works on 16-bit lanes: `upper` is what rounding down would give, `lower` what it would cut off; one unit
+// more where lower > 0x8000, or = 0x8000 with upper odd. Invariant: a NaN has no bits in `lower` and so stays as it is,
+// because it is one of the sources' (made quiet by arithmetic) or the processor's own; `fold_in_f32` sees to the
+// factor.
 template <>
 struct Packing<BFloat16> : PackedHalves {
 #if defined(__AVX512F__)
@@ -156,7 +160,8 @@ struct Packing<BFloat16> : PackedHalves {
     const __m256i lower = _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xaa);
     const __m256i last = _mm256_and_si256(upper, _mm256_set1_epi16(1));
     // Signed: lower - 0x8000 + last > 0; saturating, as 0x7fff + 1 must stay above 0.
-    const __m256i excess = _mm256_adds_epi16(_mm256_xor_si256(lower, _mm256_set1_epi16(static_cast<short>(0x8000))), last);
+    const __m256i excess = _mm256_adds_epi16(_mm256_xor_si256(lower, _mm256_set1_epi16(static_cast<short>(0x8000))),
+                                             last);
     return _mm256_sub_epi16(upper, _mm256_cmpgt_epi16(excess, _mm256_setzero_si256()));
   }
 #endif
@@ -192,7 +197,8 @@ RINGLEADER_INLINE Widened operate(Widened a, Widened b) {
   return {operate<Op>(a.first, b.first), operate<Op>(a.second, b.second)};
 }
 
-// `groups` consecutive groups from byte `offset` on. All of them are read before the first is written: in place is safe.
+// `groups` consecutive groups from byte `offset` on. All of them are read before the first is written: in place is
+// safe.
 template <class T, class Op, Mode mode, std::size_t groups>
 RINGLEADER_INLINE void fold_groups(void* const* dsts, std::size_t ndst, const void* const* srcs, std::size_t nsrc,
                                    std::size_t offset, const GroupParams& params) {
@@ -267,7 +273,7 @@ void fold_all(void* const* dsts, std::size_t ndst, const void* const* srcs, std:
 
 template <class T, class Op, Mode mode = Mode::plain>
 void fold_in_f32(const FoldSpec& spec, void* const* dsts, std::size_t ndst, const void* const* srcs,
-                    const std::uint8_t* raw, std::size_t nsrc, std::size_t count) {
+                 const std::uint8_t* raw, std::size_t nsrc, std::size_t count) {
   // Two sources in f32 are one simple loop.
   if constexpr (std::is_same_v<T, float>) {
     if (nsrc <= 2 && ndst <= 2) return fold_direct<T, Op, mode>(spec, dsts, ndst, srcs, raw, nsrc, count);

@@ -1,4 +1,5 @@
-// The kernels of one instruction set: one function per (dtype, op). Each isa_*.cpp defines one table; dispatch is reduce.cpp.
+// The kernels of one instruction set: one function per (dtype, op). Each isa_*.cpp defines one table; dispatch is
+// reduce.cpp.
 #pragma once
 
 #include <cstddef>

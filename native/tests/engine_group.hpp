@@ -16,7 +16,8 @@ namespace ringleader::test {
 
 class EngineGroup {
  public:
-  EngineGroup(std::vector<std::int32_t> nodes, double timeout = 30, CommOptions options = {}, std::size_t connections = 1)
+  EngineGroup(std::vector<std::int32_t> nodes, double timeout = 30, CommOptions options = {},
+              std::size_t connections = 1)
       : nodes_(std::move(nodes)) {
     const auto n = nodes_.size();
     std::vector<ConnectRequest> requests(n);
@@ -87,8 +88,8 @@ inline ErrorKind kind_of(const std::exception_ptr& error) {
   }
 }
 
-inline void run_plan(const std::shared_ptr<Communicator>& communicator, const std::shared_ptr<const Plan>& plan, void* in,
-                     void* out, double timeout = 0) {
+inline void run_plan(const std::shared_ptr<Communicator>& communicator, const std::shared_ptr<const Plan>& plan,
+                     void* in, void* out, double timeout = 0) {
   Call call(*communicator, plan, in, out, timeout);
   while (!call.advance(Clock::now() + std::chrono::milliseconds(100))) continue;
 }

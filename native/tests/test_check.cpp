@@ -94,8 +94,8 @@ struct Tally {
 // Small cases of every kind on every placement: what the mutation tests run over.
 template <class Visit>
 void each_small(Visit&& visit) {
-  std::vector<Case> cases{ring(3),     ring(4),        one_shot(3),  two_shot(3, 2),      doubling(4),
-                          tree(5),     all_to_all(3),  dissemination(4), rotating_gather(4), hierarchical(2, 2)};
+  std::vector<Case> cases{ring(3), ring(4),       one_shot(3),      two_shot(3, 2),     doubling(4),
+                          tree(5), all_to_all(3), dissemination(4), rotating_gather(4), hierarchical(2, 2)};
   for (const Case& c : cases)
     for (const auto& node : placements(c.n))
       for (const bool push : {true, false}) {
@@ -141,8 +141,8 @@ TEST_CASE("a dropped wait is reported unless another path gives the same order")
           const CheckReport report = check(mutant, i);
           ++(redundant ? tally.redundant : tally.reported);
           CHECK_MESSAGE(report.violations.empty() == redundant,
-                        "without (" << dropped.rank << " >= " << dropped.count << "): "
-                                    << instr_text(lowered.programs[r], i) << ": " << first_of(report));
+                        "without (" << dropped.rank << " >= " << dropped.count
+                                    << "): " << instr_text(lowered.programs[r], i) << ": " << first_of(report));
           if (!redundant) CHECK_MESSAGE(mentions(report, "race"), first_of(report));
         }
   });
@@ -187,9 +187,9 @@ TEST_CASE("a dropped dependency is reported unless another path gives the same o
           const bool redundant = reach.ordered(reach.vertex(r, dropped), reach.vertex(r, i));
           const CheckReport report = check(mutant, i);
           ++(redundant ? tally.redundant : tally.reported);
-          CHECK_MESSAGE(report.violations.empty() == redundant,
-                        "without #" << dropped << ": " << instr_text(lowered.programs[r], i) << ": "
-                                    << first_of(report));
+          CHECK_MESSAGE(report.violations.empty() == redundant, "without #" << dropped << ": "
+                                                                            << instr_text(lowered.programs[r], i)
+                                                                            << ": " << first_of(report));
         }
   });
   CHECK(tally.reported > 200);

@@ -1,6 +1,7 @@
-// Who may write which memory until when: a rank that stops in the middle of an operation, and goes on when the others have given it up.
-// Ranks are threads here, or rather turns of one thread: a rank is stopped by not giving it one. They reach each other's memory through
-// mappings of their own (PeerProcess::mirror), as processes do; the thread sanitizer does without, so these tests are not for it.
+// Who may write which memory until when: a rank that stops in the middle of an operation, and goes on when the others
+// have given it up. Ranks are threads here, or rather turns of one thread: a rank is stopped by not giving it one. They
+// reach each other's memory through mappings of their own (PeerProcess::mirror), as processes do; the thread sanitizer
+// does without, so these tests are not for it.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -52,7 +53,8 @@ std::shared_ptr<const Plan> all_reduce(Communicator& communicator, const std::ve
 }
 
 struct Array {
-  explicit Array(std::uint64_t count = kCount) : data(static_cast<std::int32_t*>(Arena::instance().allocate(4 * count))), n(count) {}
+  explicit Array(std::uint64_t count = kCount)
+      : data(static_cast<std::int32_t*>(Arena::instance().allocate(4 * count))), n(count) {}
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
   ~Array() { drop(); }
@@ -68,7 +70,8 @@ struct Array {
   std::uint64_t n;
 };
 
-// Three ranks in an all_reduce of registered arrays, of which the last has entered and stands still; the others have timed out.
+// Three ranks in an all_reduce of registered arrays, of which the last has entered and stands still; the others have
+// timed out.
 struct Stopped {
   explicit Stopped(bool push) {
     for (std::size_t r = 0; r < 3; ++r) arrays[r].fill(static_cast<std::int32_t>(r + 1));
@@ -95,8 +98,7 @@ struct Stopped {
   void resume() {
     try {
       while (!zombie->advance(Clock::now())) continue;
-    } catch (const Error&) {
-    }
+    } catch (const Error&) {}
     zombie.reset();
   }
   EngineGroup group{{0, 0, 0}};
@@ -122,7 +124,8 @@ TEST_CASE("claims: a rank that goes on after it was given up changes nothing" * 
   }
 }
 
-TEST_CASE("claims: memory that was freed meanwhile is not given out again before the stopped rank has gone on" * doctest::skip(kOneMapping)) {
+TEST_CASE("claims: memory that was freed meanwhile is not given out again before the stopped rank has gone on" *
+          doctest::skip(kOneMapping)) {
   for (const bool push : {false, true}) {
     CAPTURE(push);
     const std::size_t before = Arena::instance().used();
@@ -133,7 +136,8 @@ TEST_CASE("claims: memory that was freed meanwhile is not given out again before
         stopped.arrays[r].drop();
       }
       std::vector<std::unique_ptr<Array>> others;
-      for (const std::uint64_t count : {kCount, kCount, kCount, kCount, 200'000ul, 50'000ul, 10'000ul, 5'000ul, 2'000ul, 2'000ul, 2'000ul}) {
+      for (const std::uint64_t count :
+           {kCount, kCount, kCount, kCount, 200'000ul, 50'000ul, 10'000ul, 5'000ul, 2'000ul, 2'000ul, 2'000ul}) {
         others.push_back(std::make_unique<Array>(count));
         others.back()->fill(-6);
       }
@@ -162,7 +166,8 @@ TEST_CASE("claims: ranks that run and give up too leave registered memory regist
   CHECK(Arena::instance().shared(arrays[0].data, 4 * kCount));
 }
 
-TEST_CASE("claims: an operation over pages that another communicator's failure took away does not end well" * doctest::skip(kOneMapping)) {
+TEST_CASE("claims: an operation over pages that another communicator's failure took away does not end well" *
+          doctest::skip(kOneMapping)) {
   Array array, other;
   array.fill(1);
   other.fill(2);
@@ -237,7 +242,8 @@ TEST_CASE("bounds: registered memory that lies outside the peer's arena is refus
     CAPTURE(base);
     const auto [kind, ranks] = read_damaged(true, [&](SharedBlock& block) {
       const std::uint64_t window = block.control.progress.load() >> kCountBits;
-      for (std::size_t b = 0; b < 3; ++b) block.control.entries[window % kEntrySlots].words[sizeof(OpInfo) / 8 + b] = base;
+      for (std::size_t b = 0; b < 3; ++b)
+        block.control.entries[window % kEntrySlots].words[sizeof(OpInfo) / 8 + b] = base;
     });
     CHECK(kind == ErrorKind::internal);
     CHECK(ranks == std::vector<Rank>{1});
@@ -269,8 +275,13 @@ TEST_CASE("bounds: message rings that are not where or what they must be are ref
   struct Wild {
     std::uint64_t offset, bytes;
   };
-  for (const auto& [offset, bytes] : std::vector<Wild>{{size, 4096}, {size - 64, 4096}, {UINT64_MAX - 63, 4096}, {4096, UINT64_MAX},
-                                                       {4096, std::uint64_t{1} << 63}, {4096, 0}, {4097, 4096}}) {
+  for (const auto& [offset, bytes] : std::vector<Wild>{{size, 4096},
+                                                       {size - 64, 4096},
+                                                       {UINT64_MAX - 63, 4096},
+                                                       {4096, UINT64_MAX},
+                                                       {4096, std::uint64_t{1} << 63},
+                                                       {4096, 0},
+                                                       {4097, 4096}}) {
     CAPTURE(offset);
     CAPTURE(bytes);
     EngineGroup group({0, 0});
@@ -312,7 +323,8 @@ TEST_CASE("bounds: a rank that does not know what it owns any more frees nothing
 
 TEST_CASE("bounds: an abort record that names no rank of the group") {
   EngineGroup group({0, 0});
-  for (const Rank wild : {2, 77, -5, INT32_MAX}) static_cast<void>(set_abort(group[0]->mesh().own->control, ErrorKind::peer_lost, wild, "wild"));
+  for (const Rank wild : {2, 77, -5, INT32_MAX})
+    static_cast<void>(set_abort(group[0]->mesh().own->control, ErrorKind::peer_lost, wild, "wild"));
   try {
     group[0]->require_usable();
     FAIL("expected an error");

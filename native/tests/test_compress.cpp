@@ -131,7 +131,8 @@ TEST_CASE("compress: an array in pieces gives the bits of one in one piece") {
     CHECK(bytes == again);
     CHECK(same(lost.data(), lost_again.data(), n * 4));
     Pieces<float> targets;
-    for (std::size_t i = 0; i + 1 < std::size(cuts); ++i) targets.add(out_again.data() + cuts[i], cuts[i + 1] - cuts[i]);
+    for (std::size_t i = 0; i + 1 < std::size(cuts); ++i)
+      targets.add(out_again.data() + cuts[i], cuts[i + 1] - cuts[i]);
     for (const bool accumulate : {false, true}) {
       decode(scheme, {out.data(), n}, bytes.data(), accumulate);
       decode(scheme, targets, bytes.data(), accumulate);
@@ -154,7 +155,8 @@ TEST_CASE("compress: a sum of encodings, encoded again, is that of the steps one
     std::vector<float> sum(n), again(n), error = values(n, 9), lost(n), lost_again(n);
     for (std::size_t row = 0; row < rows; ++row) {
       const std::vector<float> x = values(n, static_cast<unsigned>(row));
-      encode(scheme, table.data() + row * stride, {x.data(), n}, nullptr, nullptr, nullptr, 1.0F, static_cast<std::uint32_t>(row));
+      encode(scheme, table.data() + row * stride, {x.data(), n}, nullptr, nullptr, nullptr, 1.0F,
+             static_cast<std::uint32_t>(row));
       decode(scheme, {sum.data(), n}, table.data() + row * stride, row > 0);
     }
     for (float& value : sum) value *= 1.0F / 3.0F;
@@ -175,7 +177,8 @@ TEST_CASE("compress: selection is that of a sort, for every instruction set") {
     for (const std::size_t k : {std::size_t{0}, std::size_t{1}, n / 3, n}) {
       std::vector<std::uint32_t> want(n), got(k + 1, 0xa5a5a5a5U);
       for (std::size_t i = 0; i < n; ++i) want[i] = static_cast<std::uint32_t>(i);
-      std::stable_sort(want.begin(), want.end(), [&](std::uint32_t a, std::uint32_t b) { return std::fabs(x[a]) > std::fabs(x[b]); });
+      std::stable_sort(want.begin(), want.end(),
+                       [&](std::uint32_t a, std::uint32_t b) { return std::fabs(x[a]) > std::fabs(x[b]); });
       want.resize(k);
       std::sort(want.begin(), want.end());
       select_top(x.data(), n, k, got.data());
@@ -212,17 +215,20 @@ TEST_CASE("compress: low-rank products are the sums they should be, with the sam
   for (const std::size_t rows : {1, 2, 3, 9, 16})
     for (const std::size_t columns : {1, 15, 16, 33, 131})
       for (const std::size_t rank : {1, 2, 3, 4, 7}) {
-        const std::vector<float> m = values(rows * columns, 5), q = values(rank * columns, 6), p = values(rows * rank, 7);
+        const std::vector<float> m = values(rows * columns, 5), q = values(rank * columns, 6),
+                                 p = values(rows * rank, 7);
         std::vector<float> first[3];
         for (const Table* table : tables()) {
-          std::vector<float> out[3] = {std::vector<float>(rows * rank + 1, -7.0F), std::vector<float>(rank * columns + 1, -7.0F),
+          std::vector<float> out[3] = {std::vector<float>(rows * rank + 1, -7.0F),
+                                       std::vector<float>(rank * columns + 1, -7.0F),
                                        std::vector<float>(rows * columns + 1, -7.0F)};
           std::vector<float> error = m;
           table->project(out[0].data(), m.data(), q.data(), rows, columns, rank);
           std::fill_n(out[1].begin(), rank * columns, 0.0F);  // it adds
           table->project_back(out[1].data(), m.data(), p.data(), rows, columns, rank);
           for (std::size_t i = 0; i < rows; ++i)
-            table->expand_row(out[2].data() + i * columns, error.data() + i * columns, p.data() + i * rank, q.data(), columns, rank);
+            table->expand_row(out[2].data() + i * columns, error.data() + i * columns, p.data() + i * rank, q.data(),
+                              columns, rank);
           for (int k = 0; k < 3; ++k) {
             CHECK(out[k].back() == -7.0F);
             if (table == tables().front()) first[k] = out[k];
@@ -234,13 +240,15 @@ TEST_CASE("compress: low-rank products are the sums they should be, with the sam
           for (std::size_t i = 0; i < rows; ++i) {
             double sum = 0, size = 0;
             for (std::size_t j = 0; j < columns; ++j) sum += double{m[i * columns + j]} * double{q[r * columns + j]};
-            for (std::size_t j = 0; j < columns; ++j) size += std::fabs(double{m[i * columns + j]} * double{q[r * columns + j]});
+            for (std::size_t j = 0; j < columns; ++j)
+              size += std::fabs(double{m[i * columns + j]} * double{q[r * columns + j]});
             CHECK(std::fabs(first[0][i * rank + r] - sum) <= 1e-5 * size);
           }
           for (std::size_t j = 0; j < columns; ++j) {
             double sum = 0, size = 0;
             for (std::size_t i = 0; i < rows; ++i) sum += double{m[i * columns + j]} * double{p[i * rank + r]};
-            for (std::size_t i = 0; i < rows; ++i) size += std::fabs(double{m[i * columns + j]} * double{p[i * rank + r]});
+            for (std::size_t i = 0; i < rows; ++i)
+              size += std::fabs(double{m[i * columns + j]} * double{p[i * rank + r]});
             CHECK(std::fabs(first[1][r * columns + j] - sum) <= 1e-5 * size);
           }
         }

@@ -125,7 +125,9 @@ TEST_CASE("the first abort wins and later ones change nothing") {
   CHECK(record->reason == "rank 3 (host a, pid 7) died");
 }
 
-TEST_CASE("an end that spares earlier operations: the first text and the lowest number stay, and a real abort comes before it") {
+TEST_CASE(
+    "an end that spares earlier operations: the first text and the lowest number stay, and a real abort comes before "
+    "it") {
   const Block block = make_block();
   CHECK(set_abort(*block, ErrorKind::peer_lost, 3, "rank 3 has left", 29));
   CHECK_FALSE(set_abort(*block, ErrorKind::peer_lost, 2, "rank 2 has left", 27));

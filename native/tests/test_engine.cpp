@@ -59,7 +59,8 @@ PlanRequest all_reduce_request(const std::vector<Transfer>& table, Rank n, std::
 }
 
 std::int32_t value(Rank r, std::uint64_t i, int round) {
-  return static_cast<std::int32_t>((i * 7 + static_cast<std::uint64_t>(r) * 1000003 + static_cast<std::uint64_t>(round)) % 100003);
+  return static_cast<std::int32_t>(
+      (i * 7 + static_cast<std::uint64_t>(r) * 1000003 + static_cast<std::uint64_t>(round)) % 100003);
 }
 
 // Several all-reduces in a row, sizes and algorithms alternating, some asynchronous; every element checked.
@@ -225,7 +226,8 @@ TEST_CASE("two ranks of a host that both call themselves the root: who comes sec
     const auto broadcast = [&](Rank r) {
       const std::vector<Transfer> table{{0, r, 0, 1 - r, 0, 1, 0, 0, 0, 0}};
       PlanRequest request;
-      request.lowered = lower(table.data(), table.size(), Collective::broadcast, 2, r, 1, group.nodes(), LowerOptions{false});
+      request.lowered = lower(table.data(), table.size(), Collective::broadcast, 2, r, 1, group.nodes(),
+                              LowerOptions{false});
       request.count = count;
       request.dtype = DType::i32;
       request.info.collective = static_cast<std::uint8_t>(Collective::broadcast);
@@ -277,7 +279,8 @@ TEST_CASE("ranks on different hosts that only wait for each other learn that the
   const auto errors = group.run([&](Rank r) {  // each waits for a message of the other, in different operations
     const std::vector<Transfer> table{{0, 1 - r, 0, r, 0, 1, 0, 0, 0, 0}};
     PlanRequest request;
-    request.lowered = lower(table.data(), table.size(), Collective::broadcast, 2, 1 - r, 1, group.nodes(), LowerOptions{});
+    request.lowered = lower(table.data(), table.size(), Collective::broadcast, 2, 1 - r, 1, group.nodes(),
+                            LowerOptions{});
     request.count = 10;
     request.dtype = DType::i32;
     request.info.collective = static_cast<std::uint8_t>(Collective::broadcast);
@@ -292,7 +295,8 @@ TEST_CASE("ranks on different hosts that only wait for each other learn that the
 }
 
 TEST_CASE("two roots: every rank raises in that operation or in the next, however the ranks lie on nodes") {
-  for (const std::vector<std::int32_t>& nodes : {std::vector<std::int32_t>{0, 0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 2, 3}, {0, 0, 0, 1}})
+  for (const std::vector<std::int32_t>& nodes :
+       {std::vector<std::int32_t>{0, 0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 2, 3}, {0, 0, 0, 1}})
     for (const bool gathers : {false, true})
       for (Rank odd = 0; odd < 4; ++odd) {
         EngineGroup group(nodes, 60);
@@ -314,7 +318,8 @@ TEST_CASE("two roots: every rank raises in that operation or in the next, howeve
           request.info.root = root;
           std::vector<std::int32_t> x(1000, r);
           run_plan(group[r], group[r]->make_plan(std::move(request)), x.data(), x.data());
-          run_plan(group[r], group[r]->make_plan(all_reduce_request(ring(4), 4, 4, group.nodes(), 1000)), x.data(), x.data());
+          run_plan(group[r], group[r]->make_plan(all_reduce_request(ring(4), 4, 4, group.nodes(), 1000)), x.data(),
+                   x.data());
         });
         for (const auto& error : errors) {
           REQUIRE(error);
@@ -324,13 +329,15 @@ TEST_CASE("two roots: every rank raises in that operation or in the next, howeve
       }
 }
 
-TEST_CASE("who is behind completes its operation, though others failed in a later one because a rank has left in order") {
+TEST_CASE(
+    "who is behind completes its operation, though others failed in a later one because a rank has left in order") {
   for (const std::vector<std::int32_t>& nodes : {std::vector<std::int32_t>{0, 0, 0}, {0, 1, 2}, {0, 0, 1}, {0, 1, 1}}) {
     EngineGroup group(nodes, 30);
     const auto broadcast = [&](Rank r) {
       const std::vector<Transfer> table{{0, 0, 0, 1, 0, 1, 0, 0, 0, 0}, {0, 0, 0, 2, 0, 1, 0, 0, 0, 0}};
       PlanRequest request;
-      request.lowered = lower(table.data(), table.size(), Collective::broadcast, 3, 0, 1, group.nodes(), LowerOptions{false});
+      request.lowered = lower(table.data(), table.size(), Collective::broadcast, 3, 0, 1, group.nodes(),
+                              LowerOptions{false});
       request.count = 1000;
       request.dtype = DType::i32;
       request.info.collective = static_cast<std::uint8_t>(Collective::broadcast);
@@ -341,7 +348,8 @@ TEST_CASE("who is behind completes its operation, though others failed in a late
     };
     const auto sum = [&](Rank r) {
       std::vector<std::int32_t> x(1000, 1);
-      run_plan(group[r], group[r]->make_plan(all_reduce_request(ring(3), 3, 3, group.nodes(), 1000)), x.data(), x.data());
+      run_plan(group[r], group[r]->make_plan(all_reduce_request(ring(3), 3, 3, group.nodes(), 1000)), x.data(),
+               x.data());
     };
     broadcast(0);
     broadcast(1);
@@ -394,7 +402,8 @@ TEST_CASE("messages with tags travel beside collectives, over both kinds of link
     }
     for (int i = 0; i < 20; ++i) run_plan(group[r], plan, x.data(), x.data());
     for (const auto& work : works) {
-      if (!group[r]->help(*work, Clock::now() + std::chrono::seconds(30))) throw std::runtime_error("message did not arrive");
+      if (!group[r]->help(*work, Clock::now() + std::chrono::seconds(30)))
+        throw std::runtime_error("message did not arrive");
       work->rethrow();
     }
     for (Rank p = 0; p < 3; ++p)

@@ -1,6 +1,7 @@
-// What comes from a peer, fuzzed: streams that a real sender has written, changed at random (bits, cuts, doubled, dropped and
-// moved parts, foreign bytes), fed in random pieces to the real receivers. Whatever comes, memory outside what was posted stays as it
-// is, memory that is kept for it is bounded, and the end is an error or a right message. Runs under ASan with the other tests.
+// What comes from a peer, fuzzed: streams that a real sender has written, changed at random (bits, cuts, doubled,
+// dropped and moved parts, foreign bytes), fed in random pieces to the real receivers. Whatever comes, memory outside
+// what was posted stays as it is, memory that is kept for it is bounded, and the end is an error or a right message.
+// Runs under ASan with the other tests.
 #include <doctest/doctest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -90,8 +91,8 @@ class Guarded {
   explicit Guarded(std::size_t bytes) : memory_(bytes + 128, 0xA5), bytes_(bytes) { std::fill_n(data(), bytes, 0); }
   unsigned char* data() { return memory_.data() + 64; }
   bool whole() const {
-    return std::count(memory_.begin(), memory_.begin() + 64, 0xA5) == 64 && std::count(memory_.end() - 64, memory_.end(), 0xA5) == 64 &&
-           memory_.size() == bytes_ + 128;
+    return std::count(memory_.begin(), memory_.begin() + 64, 0xA5) == 64 &&
+           std::count(memory_.end() - 64, memory_.end(), 0xA5) == 64 && memory_.size() == bytes_ + 128;
   }
 
  private:
@@ -170,7 +171,8 @@ TEST_CASE("hostile: messages of a link, changed anywhere and cut anywhere") {
       }
     };
     feed(raw, wire, random, step);
-    for (int i = 0; i < 10 && !failed; ++i) step();  // it has closed, so at the latest after the last message there is an end
+    for (int i = 0; i < 10 && !failed; ++i)
+      step();  // it has closed, so at the latest after the last message there is an end
     for (const Guarded& buffer : buffers) CHECK(buffer.whole());
     // A receive is done only if its message came: none after the first that did not.
     CHECK(std::is_sorted(done.begin(), done.end(), std::greater<>()));
@@ -221,7 +223,8 @@ TEST_CASE("hostile: point-to-point messages, changed anywhere and cut anywhere")
     for (std::size_t i = 0; i < messages; ++i) {
       const std::size_t room = below(random, random() % 3 == 0 ? payload.size() : 300);
       buffers.emplace_back(room);
-      works.push_back(self.irecv(buffers[i].data(), room, random() % 2 == 0 ? 0 : -1, static_cast<std::int64_t>(random() % 3), kNever));
+      works.push_back(self.irecv(buffers[i].data(), room, random() % 2 == 0 ? 0 : -1,
+                                 static_cast<std::int64_t>(random() % 3), kNever));
     }
     feed(raw, wire, random, [&] { self.progress(); });
     for (int i = 0; i < 50; ++i) self.progress();
@@ -247,7 +250,8 @@ TEST_CASE("hostile: control messages, changed anywhere and cut anywhere") {
       const auto [raw, fd] = test::unix_pair();
       ControlConnection sender(fd, 1, "rank 1");
       for (std::size_t i = below(random, 4); i > 0; --i) sender.send_presence(test::example_info(i));
-      if (random() % 2 == 0) sender.send_abort(ErrorKind::timeout, static_cast<Rank>(random() % 9), std::string(below(random, 5000), 'x'));
+      if (random() % 2 == 0)
+        sender.send_abort(ErrorKind::timeout, static_cast<Rank>(random() % 9), std::string(below(random, 5000), 'x'));
       if (random() % 2 == 0) sender.send_goodbye();
       wire = drain(raw);
       ::close(raw);

@@ -1,5 +1,5 @@
-// The inline protocol: which plans use it, that its results are those of the slots, bit by bit, and that ranks which disagree, leave or
-// come late are noticed as everywhere else.
+// The inline protocol: which plans use it, that its results are those of the slots, bit by bit, and that ranks which
+// disagree, leave or come late are noticed as everywhere else.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -37,8 +37,8 @@ std::vector<Transfer> from_root(Rank n, Rank root) {
   return table;
 }
 
-PlanRequest request(const std::vector<Transfer>& table, Collective collective, const EngineGroup& group, Rank root, std::int32_t chunks,
-                    std::uint64_t count, DType dtype, ReduceOp op, bool push = false) {
+PlanRequest request(const std::vector<Transfer>& table, Collective collective, const EngineGroup& group, Rank root,
+                    std::int32_t chunks, std::uint64_t count, DType dtype, ReduceOp op, bool push = false) {
   PlanRequest made;
   LowerOptions options;
   options.push = push;
@@ -55,12 +55,14 @@ PlanRequest request(const std::vector<Transfer>& table, Collective collective, c
   return made;
 }
 
-PlanRequest one_shot(const EngineGroup& group, std::uint64_t count, DType dtype = DType::i32, ReduceOp op = ReduceOp::sum) {
+PlanRequest one_shot(const EngineGroup& group, std::uint64_t count, DType dtype = DType::i32,
+                     ReduceOp op = ReduceOp::sum) {
   return request(all_to_each(group.size()), Collective::all_reduce, group, -1, 1, count, dtype, op);
 }
 
 PlanRequest broadcast(const EngineGroup& group, Rank root, std::uint64_t count, bool push = false) {
-  return request(from_root(group.size(), root), Collective::broadcast, group, root, 1, count, DType::i32, ReduceOp::none, push);
+  return request(from_root(group.size(), root), Collective::broadcast, group, root, 1, count, DType::i32,
+                 ReduceOp::none, push);
 }
 
 std::vector<std::int32_t> nodes_of(Rank n) { return std::vector<std::int32_t>(static_cast<std::size_t>(n), 0); }
@@ -73,7 +75,8 @@ CommOptions with_inline(std::uint64_t bytes) {
 
 std::byte pattern(Rank r, std::size_t i, int round) {
   // Small numbers in every type's low byte, so that integers do not only wrap and floats are mostly finite.
-  return static_cast<std::byte>((i * 131 + static_cast<std::size_t>(r) * 71 + static_cast<std::size_t>(round) * 17) % 61);
+  return static_cast<std::byte>((i * 131 + static_cast<std::size_t>(r) * 71 + static_cast<std::size_t>(round) * 17) %
+                                61);
 }
 
 struct Kind {
@@ -83,7 +86,8 @@ struct Kind {
 };
 
 // What each rank has after `rounds` all-reduces of each kind.
-std::vector<std::vector<std::byte>> outcomes(std::uint64_t inline_bytes, Rank n, const std::vector<Kind>& kinds, int rounds) {
+std::vector<std::vector<std::byte>> outcomes(std::uint64_t inline_bytes, Rank n, const std::vector<Kind>& kinds,
+                                             int rounds) {
   EngineGroup group(nodes_of(n), 30, with_inline(inline_bytes));
   std::vector<std::vector<std::byte>> results(static_cast<std::size_t>(n));
   const auto errors = group.run([&](Rank r) {
@@ -140,7 +144,8 @@ TEST_CASE("inlined results equal those of the slots: every type and operation") 
   for (int dtype = 0; dtype < kDTypeCount; ++dtype)
     for (int op = 0; op <= static_cast<int>(ReduceOp::bxor); ++op)
       if (supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op)))
-        for (const std::uint64_t count : {3u, 100u}) kinds.push_back({count, static_cast<DType>(dtype), static_cast<ReduceOp>(op)});
+        for (const std::uint64_t count : {3u, 100u})
+          kinds.push_back({count, static_cast<DType>(dtype), static_cast<ReduceOp>(op)});
   CHECK(kinds.size() > 100);
   CHECK(outcomes(8192, 3, kinds, 2) == outcomes(0, 3, kinds, 2));
 }
@@ -151,7 +156,8 @@ TEST_CASE("both protocols in turn, also on the progress thread, keep order") {
     const auto small = group[r]->make_plan(one_shot(group, 7));
     const auto large = group[r]->make_plan(one_shot(group, 5000));
     const auto spread = group[r]->make_plan(broadcast(group, 2, 7));
-    if (!small->inlined || large->inlined || !spread->inlined) throw std::runtime_error("another protocol than expected");
+    if (!small->inlined || large->inlined || !spread->inlined)
+      throw std::runtime_error("another protocol than expected");
     for (int round = 0; round < 200; ++round) {
       std::vector<std::int32_t> a(7, r + round), b(5000, r - round), c(7, r == 2 ? round : -1);
       std::vector<std::shared_ptr<WorkState>> works;
@@ -160,8 +166,10 @@ TEST_CASE("both protocols in turn, also on the progress thread, keep order") {
                  group[r]->start(spread, c.data(), c.data(), 0)};
       } else {
         run_plan(group[r], small, a.data(), a.data());
-        if (round % 3 == 1) works = {group[r]->start(large, b.data(), b.data(), 0)};
-        else run_plan(group[r], large, b.data(), b.data());
+        if (round % 3 == 1)
+          works = {group[r]->start(large, b.data(), b.data(), 0)};
+        else
+          run_plan(group[r], large, b.data(), b.data());
         run_plan(group[r], spread, c.data(), c.data());
       }
       for (const auto& work : works) {
@@ -190,7 +198,8 @@ TEST_CASE("registered memory of an operation before plays no part in an inlined 
       for (const auto& plan : {large, small}) {
         std::fill_n(x, 5000, r + round);
         run_plan(group[r], plan, x, r == 0 ? x : nullptr);
-        if (x[3] != (r == 0 ? 3 + 3 * round : r + round)) throw std::runtime_error("wrong sum in round " + std::to_string(round));
+        if (x[3] != (r == 0 ? 3 + 3 * round : r + round))
+          throw std::runtime_error("wrong sum in round " + std::to_string(round));
       }
     Arena::release(x);
   });
@@ -230,7 +239,8 @@ TEST_CASE("a root runs ahead by two mailboxes and no further") {
       }
       run_plan(group[r], plan, x.data(), x.data());
       if (r == 0) ++sent;
-      if (x != std::vector<std::int32_t>(5, 100 + round)) throw std::runtime_error("wrong content in round " + std::to_string(round));
+      if (x != std::vector<std::int32_t>(5, 100 + round))
+        throw std::runtime_error("wrong content in round " + std::to_string(round));
     }
   });
   for (const auto& error : errors) CHECK(text_of(error) == "");
@@ -251,7 +261,8 @@ TEST_CASE("inlined operations without end") {
 }
 
 TEST_CASE("ranks that disagree in an inlined operation all get an error naming both sides") {
-  for (const std::uint64_t other : {2u, 1500u, 100000u}) {  // inlined as well, beside the flag or after it, and not inlined
+  for (const std::uint64_t other :
+       {2u, 1500u, 100000u}) {  // inlined as well, beside the flag or after it, and not inlined
     EngineGroup group(nodes_of(3), 10);
     const auto errors = group.run([&](Rank r) {
       const std::uint64_t count = r == 1 ? other : 1000;
@@ -335,7 +346,8 @@ TEST_CASE("sleepers are woken by what is published to a mailbox") {
       const auto began = Clock::now();
       run_plan(group[r], plan, &x, &x);
       if (x != 2 * round) throw std::runtime_error("wrong sum");
-      if (r == round % 2 && Clock::now() - began > std::chrono::seconds(5)) throw std::runtime_error("the sleeper was not woken");
+      if (r == round % 2 && Clock::now() - began > std::chrono::seconds(5))
+        throw std::runtime_error("the sleeper was not woken");
     }
   });
   for (const auto& error : errors) CHECK(text_of(error) == "");

@@ -1,4 +1,5 @@
-// The estimate of a line's pace, with a clock of its own: what it makes of slow and fast lines, and that it cannot keep itself alive.
+// The estimate of a line's pace, with a clock of its own: what it makes of slow and fast lines, and that it cannot keep
+// itself alive.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -11,8 +12,9 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// A receiver of messages of one size. Between two looks it spends `turn`, or, where the estimate says so, sleeps until a batch is there and
-// then needs `wake` to get the core again. The line brings `ns_per_byte`; a message begins to come when it is waited for.
+// A receiver of messages of one size. Between two looks it spends `turn`, or, where the estimate says so, sleeps until
+// a batch is there and then needs `wake` to get the core again. The line brings `ns_per_byte`; a message begins to come
+// when it is waited for.
 struct Receiver {
   double ns_per_byte;
   Clock::duration turn = 2us;

@@ -23,8 +23,17 @@ using test::send_request;
 
 // The large ones are cut short where buffers are tiny, for time.
 std::vector<std::size_t> sizes(const LinkPair& pair) {
-  std::vector<std::size_t> all{0, 1, 8, 111, UcxLink::kInline, UcxLink::kInline + 1, 16264, 16384, UcxLink::kFragment,
-                               UcxLink::kFragment + 1, 400001};
+  std::vector<std::size_t> all{0,
+                               1,
+                               8,
+                               111,
+                               UcxLink::kInline,
+                               UcxLink::kInline + 1,
+                               16264,
+                               16384,
+                               UcxLink::kFragment,
+                               UcxLink::kFragment + 1,
+                               400001};
   if (pair.kind.find("tiny") == std::string::npos) all.push_back(9000001);
   return all;
 }
@@ -52,7 +61,8 @@ TEST_CASE("link: messages of many sizes and piece layouts arrive whole, both way
       for (const bool whole : {true, false}) {
         CAPTURE(bytes);
         std::vector<unsigned char> out[2] = {pattern(bytes, 1), pattern(bytes, 2)};
-        std::vector<unsigned char> in[2] = {std::vector<unsigned char>(bytes + 1, 0xEE), std::vector<unsigned char>(bytes + 1, 0xEE)};
+        std::vector<unsigned char> in[2] = {std::vector<unsigned char>(bytes + 1, 0xEE),
+                                            std::vector<unsigned char>(bytes + 1, 0xEE)};
         const auto pieces = [&](unsigned char* data) {
           return whole ? std::vector<Piece>{{data, bytes}} : cut_at_random(data, bytes, 1, random);
         };
@@ -161,8 +171,8 @@ void add_floats(const void*, void* dst, const void* src, std::size_t bytes) {
 }
 
 // What must lie at the receiver: every piece encoded as a run of its own, decoded, stored or added, rounded.
-std::vector<float> expected_floats(const std::vector<float>& out, const std::vector<Piece>& pieces, std::vector<float> in, WireFormat wire,
-                                   bool fold, bool round) {
+std::vector<float> expected_floats(const std::vector<float>& out, const std::vector<Piece>& pieces,
+                                   std::vector<float> in, WireFormat wire, bool fold, bool round) {
   for (const Piece& piece : pieces) {
     const std::size_t n = piece.bytes / 4;
     if (n == 0) continue;
@@ -185,7 +195,8 @@ TEST_CASE("link: wire formats give the bits of whole runs, stored, folded and ro
     std::mt19937 random(5);
     std::normal_distribution<float> normal;
     for (const WireFormat wire : formats)
-      for (const std::size_t n : {1UL, 129UL, 4096UL, 4097UL, pair.kind.find("tiny") == std::string::npos ? 1200001UL : 70001UL}) {
+      for (const std::size_t n :
+           {1UL, 129UL, 4096UL, 4097UL, pair.kind.find("tiny") == std::string::npos ? 1200001UL : 70001UL}) {
         CAPTURE(pair.kind);
         CAPTURE(name(wire));
         CAPTURE(n);
@@ -197,8 +208,9 @@ TEST_CASE("link: wire formats give the bits of whole runs, stored, folded and ro
           in[m].resize(n);
           for (float& value : out[m]) value = normal(random);
           for (float& value : in[m]) value = normal(random);
-          SendRequest send = send_request(1, m == 0 ? std::vector<Piece>{{out[m].data(), 4 * n}} : cut_at_random(out[m].data(), 4 * n, 4, random),
-                                          &done[2 * m], static_cast<std::uint32_t>(m));
+          SendRequest send = send_request(
+              1, m == 0 ? std::vector<Piece>{{out[m].data(), 4 * n}} : cut_at_random(out[m].data(), 4 * n, 4, random),
+              &done[2 * m], static_cast<std::uint32_t>(m));
           expected[m] = expected_floats(out[m], send.pieces, in[m], wire, m > 0, m == 2);
           send.wire = wire;
           send.header.bytes = payload_bytes(send.pieces, wire);
@@ -279,7 +291,8 @@ TEST_CASE("link: each other header field is compared, and so are sizes, small ag
       pair.b->post_recv(recv_request(5, {{data, 8}}, nullptr));
       CHECK(error_of(*pair.b, pair.a.get()).kind == ErrorKind::mismatch);
     }
-  for (const auto& [sent, expected] : {std::pair<std::size_t, std::size_t>{9, 8}, {8, 9}, {9, 90000}, {90000, 9}, {90000, 700000}})
+  for (const auto& [sent, expected] :
+       {std::pair<std::size_t, std::size_t>{9, 8}, {8, 9}, {9, 90000}, {90000, 9}, {90000, 700000}})
     for (LinkPair& pair : test::link_pairs()) {
       CAPTURE(pair.kind);
       std::vector<unsigned char> data(700000);
@@ -287,8 +300,9 @@ TEST_CASE("link: each other header field is compared, and so are sizes, small ag
       pair.b->post_recv(recv_request(5, {{data.data(), expected}}, nullptr));
       const Error error = error_of(*pair.b, pair.a.get());
       CHECK(error.kind == ErrorKind::mismatch);
-      CHECK(std::string(error.what()).find(std::to_string(expected) + " bytes; rank 0 (host a) sent window 5, message 0, " +
-                                           std::to_string(sent) + " bytes") != std::string::npos);
+      CHECK(std::string(error.what())
+                .find(std::to_string(expected) + " bytes; rank 0 (host a) sent window 5, message 0, " +
+                      std::to_string(sent) + " bytes") != std::string::npos);
     }
 }
 
@@ -305,8 +319,7 @@ TEST_CASE("link: closing is final, and nothing is written afterwards") {
     const std::vector<unsigned char> before = in;
     try {
       for (int i = 0; i < 200; ++i) pair.a->progress();
-    } catch (const Error&) {
-    }
+    } catch (const Error&) {}
     CHECK(in == before);
     CHECK(done[1] == 0);
     CHECK(pair.b->poll_fd() == -1);

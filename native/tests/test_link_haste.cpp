@@ -1,4 +1,5 @@
-// How a wait for a TCP link is spent: at once in the kernel, and until a batch has come, where the line is known to be slow.
+// How a wait for a TCP link is spent: at once in the kernel, and until a batch has come, where the line is known to be
+// slow.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -29,12 +30,14 @@ class Line {
   // What the sender has sent so far, without waiting for more of it.
   void take() {
     unsigned char part[65536];
-    for (ssize_t n = 0; (n = recv(in_, part, sizeof part, MSG_DONTWAIT)) > 0;) held_.insert(held_.end(), part, part + n);
+    for (ssize_t n = 0; (n = recv(in_, part, sizeof part, MSG_DONTWAIT)) > 0;)
+      held_.insert(held_.end(), part, part + n);
   }
   std::size_t pass(std::size_t bytes) {
     const std::size_t n = std::min(bytes, held_.size());
     std::size_t sent = 0;
-    while (sent < n) sent += static_cast<std::size_t>(std::max<ssize_t>(0, send(out_, held_.data() + sent, n - sent, MSG_NOSIGNAL)));
+    while (sent < n)
+      sent += static_cast<std::size_t>(std::max<ssize_t>(0, send(out_, held_.data() + sent, n - sent, MSG_NOSIGNAL)));
     held_.erase(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(n));
     return n;
   }
@@ -43,7 +46,10 @@ class Line {
 
  private:
   Line(std::pair<int, int> first, std::pair<int, int> second)
-      : a(first.first, 1, "rank 1 (host b)"), b(second.second, 0, "rank 0 (host a)"), in_(first.second), out_(second.first) {}
+      : a(first.first, 1, "rank 1 (host b)"),
+        b(second.second, 0, "rank 0 (host a)"),
+        in_(first.second),
+        out_(second.first) {}
   int in_, out_;
   std::vector<unsigned char> held_;
 };
@@ -103,7 +109,8 @@ TEST_CASE("haste: large messages of a slow line are slept for in batches, small 
   line.b.prepare_sleep();
   CHECK(low_water(line.b) == 1);  // the header has to be seen first: a mismatch is told at once
   line.a.post_send(send_request(2, {piece(large)}, &sent));
-  drive([&] { line.a.progress(), line.take(); }, [&] { return sent == 1 && line.held() == large.size() + sizeof(MessageHeader); });
+  drive([&] { line.a.progress(), line.take(); },
+        [&] { return sent == 1 && line.held() == large.size() + sizeof(MessageHeader); });
   const std::uint64_t before = line.b.bytes_received;
   line.pass(16 << 10);
   CHECK(readable(line.b, 1000));

@@ -1,4 +1,5 @@
-// What a TCP link measures of itself: the speed of what it waits for, and how long it waits for the first message of a window.
+// What a TCP link measures of itself: the speed of what it waits for, and how long it waits for the first message of a
+// window.
 #include <unistd.h>
 
 #include <algorithm>

@@ -197,10 +197,10 @@ TEST_CASE("a table that cannot be lowered is refused by naming the transfer") {
   CHECK(contains(refusal(table({transfer(-1, 0, 0, 1, 0, true)}), node), "step must not be negative"));
   CHECK(contains(refusal(table({transfer(0, 0, 0, 1, 1, true)}), node), "different sizes"));
   CHECK(contains(refusal(table({transfer(0, 0, 0, 1, 0, false, 1, Buffer::scratch)}), node), "holds nothing yet"));
-  CHECK(contains(refusal(table({transfer(0, 0, 0, 1, 0, false), transfer(0, 1, 1, 0, 1, true),
-                                transfer(0, 0, 0, 1, 0, true)}),
-                         node),
-                 "writes in the same step"));
+  CHECK(contains(
+      refusal(table({transfer(0, 0, 0, 1, 0, false), transfer(0, 1, 1, 0, 1, true), transfer(0, 0, 0, 1, 0, true)}),
+              node),
+      "writes in the same step"));
   CHECK(contains(refusal(table({transfer(0, 0, 0, 1, 1 << 30, false, 1, Buffer::data, Buffer::scratch)}), node),
                  "scratch: below 4097"));
   CHECK(contains(refusal(table({}), {0}), "nodes has 1 entries"));

@@ -27,8 +27,16 @@ struct Case {
 inline Transfer transfer(std::int32_t step, Rank src, std::int32_t src_chunk, Rank dst, std::int32_t dst_chunk,
                          bool reduce, std::int32_t count = 1, Buffer src_buffer = Buffer::data,
                          Buffer dst_buffer = Buffer::data) {
-  return {step, src, src_chunk, dst, dst_chunk, count, 0, static_cast<std::uint8_t>(src_buffer),
-          static_cast<std::uint8_t>(dst_buffer), static_cast<std::uint8_t>(reduce)};
+  return {step,
+          src,
+          src_chunk,
+          dst,
+          dst_chunk,
+          count,
+          0,
+          static_cast<std::uint8_t>(src_buffer),
+          static_cast<std::uint8_t>(dst_buffer),
+          static_cast<std::uint8_t>(reduce)};
 }
 
 inline Case ring(Rank n) {

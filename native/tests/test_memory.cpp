@@ -152,7 +152,8 @@ TEST_CASE("twenty thousand allocations of varying size stay flat") {
     live.emplace_back(block, size);
     bytes_live += size;
     most = std::max(most, bytes_live);
-    if (size >= 4096) farthest = std::max(farthest, arena.offset_of(block) + size);  // smaller ones have a part of their own
+    if (size >= 4096)
+      farthest = std::max(farthest, arena.offset_of(block) + size);  // smaller ones have a part of their own
     if (live.size() > 100) {
       const std::size_t pick = random() % live.size();
       CHECK_MESSAGE(live[pick].first[0] == live[pick].first[live[pick].second - 1], "allocation ", i);
@@ -345,7 +346,9 @@ struct Switch final : Claim {
 
 // What a peer sees of the arena: a mapping of its own.
 struct PeerView {
-  PeerView() : base(static_cast<unsigned char*>(::mmap(nullptr, Arena::instance().size(), PROT_READ | PROT_WRITE, MAP_SHARED, Arena::instance().fd(), 0))) {
+  PeerView()
+      : base(static_cast<unsigned char*>(
+            ::mmap(nullptr, Arena::instance().size(), PROT_READ | PROT_WRITE, MAP_SHARED, Arena::instance().fd(), 0))) {
     REQUIRE(base != MAP_FAILED);
   }
   PeerView(const PeerView&) = delete;
@@ -425,7 +428,8 @@ TEST_CASE("secluded memory keeps its content and hears no more of peers") {
 }
 
 #if defined(__SANITIZE_THREAD__)
-constexpr bool kMappingIsAWrite = true;  // to TSan, which knows nothing of page tables: each store beside it would be a race
+constexpr bool kMappingIsAWrite =
+    true;  // to TSan, which knows nothing of page tables: each store beside it would be a race
 #else
 constexpr bool kMappingIsAWrite = false;
 #endif
@@ -477,13 +481,14 @@ TEST_CASE("adopted memory is secluded where it was adopted") {
 
 TEST_CASE("arenas of all ranks fit the address space") {
   constexpr std::size_t kGiB = 1024 * kMiB, kTiB = 1024 * kGiB, kSpace = 128 * kTiB;
-  CHECK(arena_bytes(32 * kGiB, kSpace, 8) == 64 * kGiB);   // twice the memory where it fits
+  CHECK(arena_bytes(32 * kGiB, kSpace, 8) == 64 * kGiB);  // twice the memory where it fits
   CHECK(arena_bytes(2 * kTiB, kSpace, 8) == 4 * kTiB);
-  CHECK(arena_bytes(2 * kTiB, kSpace, 64) == kTiB);        // 64 of them: half of the space
+  CHECK(arena_bytes(2 * kTiB, kSpace, 64) == kTiB);  // 64 of them: half of the space
   CHECK(arena_bytes(12 * kTiB, kSpace, 1024) * 1024 <= kSpace / 2);
-  CHECK(arena_bytes(256 * kGiB, 4 * kGiB, 2) == kGiB);     // ulimit -v
+  CHECK(arena_bytes(256 * kGiB, 4 * kGiB, 2) == kGiB);  // ulimit -v
   CHECK(arena_bytes(256 * kGiB, 3 * kGiB, 1) == 3 * kGiB / 2);
   CHECK(arena_bytes(256 * kGiB, 100 * kMiB, 8) < kLeastArena);
   CHECK(arena_bytes(kGiB, 0, 0) == 0);
-  for (const int ranks : {1, 2, 3, 7, 64, 100, 1000}) CHECK(arena_bytes(2 * kTiB, kSpace, ranks) * static_cast<std::size_t>(ranks) <= kSpace / 2);
+  for (const int ranks : {1, 2, 3, 7, 64, 100, 1000})
+    CHECK(arena_bytes(2 * kTiB, kSpace, ranks) * static_cast<std::size_t>(ranks) <= kSpace / 2);
 }

@@ -30,16 +30,14 @@ pid_t in_child(Body&& body) {
   bool good = false;
   try {
     good = body();
-  } catch (...) {
-  }
+  } catch (...) {}
   ::_exit(good ? 0 : 1);
 }
 
 // The exit code, or 128 + the signal that ended it.
 inline int exit_of(pid_t pid) {
   int status = 0;
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
+  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 

@@ -55,7 +55,9 @@ TEST_CASE("p2p: messages of all sizes, both ways at once, received before or aft
 TEST_CASE("p2p: matching is by source and tag, in order") {
   World world(3, Kind::ring);
   std::int32_t out[6] = {10, 11, 12, 13, 14, 15}, in[6] = {};
-  const auto send = [&](std::size_t from, int value, std::int64_t tag) { return world[from].isend(&out[value], 4, 2, tag, kNever); };
+  const auto send = [&](std::size_t from, int value, std::int64_t tag) {
+    return world[from].isend(&out[value], 4, 2, tag, kNever);
+  };
   // rank 2 receives: two with tag 7 from 0, one with tag -1 from 1, any with tag 7
   const auto first = world[2].irecv(&in[0], 4, 0, 7, kNever);
   const auto second = world[2].irecv(&in[1], 4, 0, 7, kNever);
@@ -157,7 +159,8 @@ TEST_CASE("p2p: sends to myself are buffered up to the limit and wait beyond it"
   const auto posted = world[0].irecv(small.data(), 4, 0, 2, kNever);
   world.finish({world[0].isend(out.data(), 3, 0, 2, kNever), posted});
   CHECK(world[0].idle());
-  const auto late = world[0].isend(out.data(), 9000, 0, 4, kNever), later = world[0].isend(out.data(), 9000, 0, 5, Clock::now());
+  const auto late = world[0].isend(out.data(), 9000, 0, 4, kNever),
+             later = world[0].isend(out.data(), 9000, 0, 5, Clock::now());
   CHECK(late->done());
   world.settle();
   CHECK(error_of(later).kind == ErrorKind::timeout);

@@ -108,7 +108,8 @@ TEST_CASE("p2p: deadlines fail the operation with peer and tag, and the stream g
   CHECK(contains(error_of(filled), "receive timed out with"));
   lent_in.reset();
   std::fill(later.begin(), later.end(), 0);
-  world.finish({send, world[1].irecv(later.data(), later.size(), 0, 3, kNever), world[0].isend(out.data(), out.size(), 1, 3, kNever)});
+  world.finish({send, world[1].irecv(later.data(), later.size(), 0, 3, kNever),
+                world[0].isend(out.data(), out.size(), 1, 3, kNever)});
   CHECK(later == out);
 }
 
@@ -174,14 +175,18 @@ TEST_CASE("p2p: arbitrary bytes from a peer lose that peer, never more") {
         case 1: frame.total = wild; break;
         case 2: frame.offset = wild; break;
         case 3: frame.bytes = static_cast<std::uint32_t>(wild); break;
-        default: frame.tag = static_cast<std::int64_t>(wild % 2); frame.total = wild; break;
+        default:
+          frame.tag = static_cast<std::int64_t>(wild % 2);
+          frame.total = wild;
+          break;
       }
       std::memcpy(wire.data(), &frame, sizeof frame);
       std::memcpy(wire.data() + sizeof frame + 50, &frame, sizeof frame);
     }
     CHECK(send(raw, wire.data(), wire.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(wire.size()));
     ::close(raw);
-    test::drive([&] { self.progress(); }, [&] { return !self.isend(nullptr, 0, 0, 0, kNever)->error() ? false : true; });
+    test::drive([&] { self.progress(); },
+                [&] { return !self.isend(nullptr, 0, 0, 0, kNever)->error() ? false : true; });
     CHECK(recv->done());
     CHECK(std::count(in.begin() + 50, in.end(), 0xEE) == 50);
   }

@@ -42,8 +42,10 @@ struct World {
           const auto alive = [] { return true; };
           ByteRing* one = ring(capacity);
           ByteRing* two = ring(capacity);
-          ab = std::make_unique<RingStream>(one, two, capacity, RingStream::Peer{b, "rank " + std::to_string(b), alive, {}});
-          ba = std::make_unique<RingStream>(two, one, capacity, RingStream::Peer{a, "rank " + std::to_string(a), alive, {}});
+          ab = std::make_unique<RingStream>(one, two, capacity,
+                                            RingStream::Peer{b, "rank " + std::to_string(b), alive, {}});
+          ba = std::make_unique<RingStream>(two, one, capacity,
+                                            RingStream::Peer{a, "rank " + std::to_string(a), alive, {}});
         } else {
           const auto fds = kind == Kind::tcp ? tcp_pair() : unix_pair();
           if (kind == Kind::tiny_tcp) {
@@ -71,7 +73,8 @@ struct World {
     for (auto& rank : ranks) rank->progress();
   }
   void finish(const std::vector<WorkPtr>& works) {
-    drive([&] { step(); }, [&] { return std::all_of(works.begin(), works.end(), [](const auto& w) { return w->done(); }); });
+    drive([&] { step(); },
+          [&] { return std::all_of(works.begin(), works.end(), [](const auto& w) { return w->done(); }); });
     for (const auto& work : works) CHECK_NOTHROW(work->rethrow());
   }
   void settle() {  // until nothing has moved for a while
@@ -88,8 +91,12 @@ struct World {
   std::vector<std::unique_ptr<PointToPoint>> ranks;
 };
 
-inline Error error_of(const WorkPtr& work) { return work->error().value_or(Error(ErrorKind::internal, "it did not fail")); }
+inline Error error_of(const WorkPtr& work) {
+  return work->error().value_or(Error(ErrorKind::internal, "it did not fail"));
+}
 
-inline bool contains(const Error& error, const std::string& text) { return std::string(error.what()).find(text) != std::string::npos; }
+inline bool contains(const Error& error, const std::string& text) {
+  return std::string(error.what()).find(text) != std::string::npos;
+}
 
 }  // namespace ringleader::test

@@ -85,8 +85,7 @@ template <class T>
 T int_op(ReduceOp op, T a, T b) {
   const auto wide_a = static_cast<std::uint64_t>(a), wide_b = static_cast<std::uint64_t>(b);
   switch (op) {
-    case ReduceOp::prod:
-      return static_cast<T>(wide_a * wide_b);
+    case ReduceOp::prod: return static_cast<T>(wide_a * wide_b);
     case ReduceOp::min: return std::min(a, b);
     case ReduceOp::max: return std::max(a, b);
     case ReduceOp::band: return static_cast<T>(a & b);
@@ -109,7 +108,8 @@ struct Case {
   std::vector<std::uint8_t> raw;
 };
 
-// `read` and `write` convert between stored and accumulated values, `apply` combines, `scale` and `divide` are AVG and PREMUL_SUM.
+// `read` and `write` convert between stored and accumulated values, `apply` combines, `scale` and `divide` are AVG and
+// PREMUL_SUM.
 template <class Read, class Apply, class Scale, class Divide, class Write>
 void reference(const Case& c, Bytes& out, Read read, Apply apply, Scale scale, Divide divide, Write write) {
   for (std::size_t i = 0; i < kItems; ++i) {
@@ -125,8 +125,9 @@ void reference(const Case& c, Bytes& out, Read read, Apply apply, Scale scale, D
 
 template <class F>
 void float_reference(const Case& c, Bytes& out) {
-  reference(c, out, load<F>, float_op<F>, [](F x) { return x * static_cast<F>(kFactor); },
-            [](F x) { return x / static_cast<F>(kFinalN); }, store<F>);
+  reference(
+      c, out, load<F>, float_op<F>, [](F x) { return x * static_cast<F>(kFactor); },
+      [](F x) { return x / static_cast<F>(kFinalN); }, store<F>);
 }
 void half_reference(const Case& c, Bytes& out, Format format) {
   reference(
@@ -137,15 +138,17 @@ void half_reference(const Case& c, Bytes& out, Format format) {
 }
 template <class T>
 void int_reference(const Case& c, Bytes& out) {
-  reference(c, out, load<T>, int_op<T>, [](T x) { return x; },
-            [](T x) { return static_cast<T>(x / static_cast<T>(kFinalN)); }, store<T>);
+  reference(
+      c, out, load<T>, int_op<T>, [](T x) { return x; },
+      [](T x) { return static_cast<T>(x / static_cast<T>(kFinalN)); }, store<T>);
 }
 template <class F>
 void complex_reference(const Case& c, Bytes& out) {
   using C = std::complex<F>;
   const F factor = static_cast<F>(kFactor), n = static_cast<F>(kFinalN);
-  reference(c, out, load<C>, complex_op<C>, [=](C x) { return C{x.real() * factor, x.imag() * factor}; },
-            [=](C x) { return C{x.real() / n, x.imag() / n}; }, store<C>);
+  reference(
+      c, out, load<C>, complex_op<C>, [=](C x) { return C{x.real() * factor, x.imag() * factor}; },
+      [=](C x) { return C{x.real() / n, x.imag() / n}; }, store<C>);
 }
 void bool_reference(const Case& c, Bytes& out) {
   auto apply = [](ReduceOp op, bool a, bool b) {
@@ -248,7 +251,8 @@ struct Layout {
 };
 
 // One call with guard bytes round everything; true if outputs are right and nothing else changed.
-bool runs_right(const kernels::Table& table, const Case& c, const Bytes& want, const Layout& layout, std::size_t count) {
+bool runs_right(const kernels::Table& table, const Case& c, const Bytes& want, const Layout& layout,
+                std::size_t count) {
   const std::size_t bytes = count * item_size(c.dtype);
   const std::size_t nsrc = c.srcs.size();
   std::vector<Bytes> memory;
@@ -264,16 +268,17 @@ bool runs_right(const kernels::Table& table, const Case& c, const Bytes& want, c
   if (layout.in_place >= 0) dsts[0] = region(static_cast<std::size_t>(layout.in_place));
   const std::vector<Bytes> before = memory;
   const FoldSpec spec{c.dtype, c.op, kFactor, c.op == ReduceOp::avg ? kFinalN : 0};
-  table.fold[static_cast<int>(c.dtype)][static_cast<int>(c.op)](spec, dsts.data(), dsts.size(), srcs.data(), c.raw.data(),
-                                                                nsrc, count);
+  table.fold[static_cast<int>(c.dtype)][static_cast<int>(c.op)](spec, dsts.data(), dsts.size(), srcs.data(),
+                                                                c.raw.data(), nsrc, count);
   for (void* dst : dsts) {
     if (!same(c.dtype, static_cast<unsigned char*>(dst), want.data(), bytes)) return false;
-    const auto owner = std::find_if(memory.begin(), memory.end(), [&](const Bytes& m) {
-      return dst >= m.data() && dst < m.data() + m.size();
-    });
+    const auto owner = std::find_if(memory.begin(), memory.end(),
+                                    [&](const Bytes& m) { return dst >= m.data() && dst < m.data() + m.size(); });
     // Put back what was there: then nothing may differ.
-    std::memcpy(dst, before[static_cast<std::size_t>(owner - memory.begin())].data() +
-                         (static_cast<unsigned char*>(dst) - owner->data()), bytes);
+    std::memcpy(dst,
+                before[static_cast<std::size_t>(owner - memory.begin())].data() +
+                    (static_cast<unsigned char*>(dst) - owner->data()),
+                bytes);
   }
   return memory == before;
 }
@@ -291,9 +296,9 @@ void check_case(const kernels::Isa& isa, const Case& c) {
   for (const Layout& layout : layouts) {
     for (std::size_t count : counts()) {
       if (runs_right(*isa.table, c, want, layout, count)) continue;
-      FAIL_CHECK(std::string(isa.name) << ": " << std::string(name(c.dtype)) << " " << std::string(name(c.op)) << ", " << nsrc << " sources, " << layout.ndst
-                          << " destinations, shift " << layout.shift << ", in place " << layout.in_place << ", count "
-                          << count);
+      FAIL_CHECK(std::string(isa.name) << ": " << std::string(name(c.dtype)) << " " << std::string(name(c.op)) << ", "
+                                       << nsrc << " sources, " << layout.ndst << " destinations, shift " << layout.shift
+                                       << ", in place " << layout.in_place << ", count " << count);
       return;
     }
   }

@@ -42,7 +42,8 @@ double plain_duplex(int fd, std::size_t bytes, int rounds) {
     if (r == 0) start = now();
     std::size_t sent = 0, got = 0;
     while (sent < bytes || got < bytes) {
-      if (sent < bytes) sent += static_cast<std::size_t>(std::max<ssize_t>(0, send(fd, &out[sent], bytes - sent, MSG_NOSIGNAL)));
+      if (sent < bytes)
+        sent += static_cast<std::size_t>(std::max<ssize_t>(0, send(fd, &out[sent], bytes - sent, MSG_NOSIGNAL)));
       if (got < bytes) got += static_cast<std::size_t>(std::max<ssize_t>(0, recv(fd, &in[got], bytes - got, 0)));
     }
   }
@@ -85,8 +86,7 @@ double plain_pingpong(int side, int fd, int rounds) {
     if (r % 2 == side) {
       if (send(fd, buffer, sizeof buffer, MSG_NOSIGNAL) < 0) break;
     } else {
-      while (recv(fd, buffer, sizeof buffer, 0) < 0 && errno == EAGAIN) {
-      }
+      while (recv(fd, buffer, sizeof buffer, 0) < 0 && errno == EAGAIN) {}
     }
   }
   const double time = now() - start;

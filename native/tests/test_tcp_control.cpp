@@ -84,7 +84,9 @@ TEST_CASE("control: long reasons are cut, and text that is not printable UTF-8 i
   ends.a.send_abort(ErrorKind::internal, -1, std::string(10000, 'x'));
   CHECK(next(*ends.b).reason == std::string(ControlConnection::kMaxReason, 'x'));
   ends.b->send_abort(ErrorKind::internal, -1, "a\x1b[2Jb\xff\xe2\x82\xc0\xaf\xed\xa0\x80\xf4\x90\x80\x80 é€😀");
-  CHECK(next(ends.a).reason == "a?[2Jb????????" "???? é€😀");
+  CHECK(next(ends.a).reason ==
+        "a?[2Jb????????"
+        "???? é€😀");
 }
 
 TEST_CASE("control: a full socket delays an abort but does not lose or block it") {
@@ -93,8 +95,7 @@ TEST_CASE("control: a full socket delays an abort but does not lose or block it"
   Ends ends(fds);
   const std::string reason(ControlConnection::kMaxReason, 'r');
   char junk[1] = {};
-  while (send(fds.first, junk, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1) {
-  }
+  while (send(fds.first, junk, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1) {}
   ends.a.send_abort(ErrorKind::timeout, 3, reason);
   CHECK(ends.a.poll_events() == (POLLIN | POLLOUT));
   CHECK(ends.a.poll().type == Type::none);
@@ -107,7 +108,8 @@ TEST_CASE("control: a full socket delays an abort but does not lose or block it"
         ends.a.poll();
       },
       [&] { return ends.a.poll_events() == POLLIN && got.size() > reason.size(); });
-  for (ssize_t n = 0; (n = recv(fds.second, buffer, sizeof buffer, MSG_DONTWAIT)) > 0;) got.append(buffer, static_cast<std::size_t>(n));
+  for (ssize_t n = 0; (n = recv(fds.second, buffer, sizeof buffer, MSG_DONTWAIT)) > 0;)
+    got.append(buffer, static_cast<std::size_t>(n));
   CHECK(got.substr(got.size() - reason.size()) == reason);
 }
 

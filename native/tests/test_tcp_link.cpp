@@ -237,7 +237,8 @@ TEST_CASE("tcp link: two processes exchange large messages at once over links wi
   const auto run = [&](int fd, Rank self) {
     TcpLink link(fd, 1 - self, "peer");
     const auto add = [](const void*, void* dst, const void* src, std::size_t bytes) {
-      for (std::size_t i = 0; i < bytes / 4; ++i) static_cast<std::int32_t*>(dst)[i] += static_cast<const std::int32_t*>(src)[i];
+      for (std::size_t i = 0; i < bytes / 4; ++i)
+        static_cast<std::int32_t*>(dst)[i] += static_cast<const std::int32_t*>(src)[i];
     };
     std::vector<std::int32_t> mine(n), sum(n);
     for (std::size_t i = 0; i < n; ++i) mine[i] = sum[i] = static_cast<std::int32_t>(i) * (self + 1);

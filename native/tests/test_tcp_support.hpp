@@ -32,8 +32,8 @@ inline std::pair<int, int> tcp_pair() {
   socklen_t length = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   const int client = socket(AF_INET, SOCK_STREAM, 0);
-  if (bind(listener, generic, length) != 0 || listen(listener, 1) != 0 || getsockname(listener, generic, &length) != 0 ||
-      connect(client, generic, length) != 0) {
+  if (bind(listener, generic, length) != 0 || listen(listener, 1) != 0 ||
+      getsockname(listener, generic, &length) != 0 || connect(client, generic, length) != 0) {
     throw std::runtime_error("no loopback TCP connection");
   }
   const int server = accept(listener, nullptr, nullptr);

@@ -110,7 +110,7 @@ TEST_CASE("ucx link: a peer that closes is lost, whether it was sending or recei
         pair.b.post_recv(recv_request(9, {{data.data(), bytes}}, &done));
       drive([&] { pair.step(); }, [&] { return first[0] == 1; });
       pair.a.close();
-      pair.worker_a.reset();  // with its last link a worker is gone, as if the process had ended
+      pair.worker_a.reset();                      // with its last link a worker is gone, as if the process had ended
       if (sending && bytes < UcxLink::kInline) {  // it has left before; the next operation tells
         drive([&] { pair.b.progress(); }, [&] { return pair.b.poll_events() == 0; });
         pair.b.post_recv(recv_request(9, {{data.data(), bytes}}, &done));
@@ -137,10 +137,12 @@ TEST_CASE("ucx link: two threads exchange large messages with a fold, sleeping o
     int waited[2] = {}, ended[2] = {};
     const auto run = [&](UcxLink& link, int self) {
       const auto add = [](const void*, void* dst, const void* src, std::size_t bytes) {
-        for (std::size_t i = 0; i < bytes / 4; ++i) static_cast<std::uint32_t*>(dst)[i] += static_cast<const std::uint32_t*>(src)[i];
+        for (std::size_t i = 0; i < bytes / 4; ++i)
+          static_cast<std::uint32_t*>(dst)[i] += static_cast<const std::uint32_t*>(src)[i];
       };
       std::vector<std::uint32_t> mine(n), sum(n);
-      for (std::size_t i = 0; i < n; ++i) mine[i] = sum[i] = static_cast<std::uint32_t>(i * static_cast<std::size_t>(self + 1));
+      for (std::size_t i = 0; i < n; ++i)
+        mine[i] = sum[i] = static_cast<std::uint32_t>(i * static_cast<std::size_t>(self + 1));
       for (std::uint64_t round = 0; round < rounds; ++round) {
         if (self == 1) usleep(20000);  // late: the other sleeps meanwhile
         std::uint32_t sent = 0, got = 0;
@@ -160,7 +162,8 @@ TEST_CASE("ucx link: two threads exchange large messages with a fold, sleeping o
       }
       right[self] = true;
       for (std::size_t i = 0; i < n; ++i)
-        if (sum[i] != static_cast<std::uint32_t>(i * ((static_cast<std::size_t>(self) + 1) + rounds * (2 - static_cast<std::size_t>(self)))))
+        if (sum[i] != static_cast<std::uint32_t>(
+                          i * ((static_cast<std::size_t>(self) + 1) + rounds * (2 - static_cast<std::size_t>(self)))))
           right[self] = false;
     };
     std::thread other([&] { run(pair.b, 1); });

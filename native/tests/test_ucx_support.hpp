@@ -1,8 +1,8 @@
 // Two UCX workers in one process, and a link between them.
 #pragma once
 
-#include <doctest/doctest.h>
 #include <dlfcn.h>
+#include <doctest/doctest.h>
 
 #include <cstdlib>
 #include <memory>

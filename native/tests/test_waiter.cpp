@@ -317,7 +317,8 @@ TEST_CASE("few looks in vain do not keep more from being tried") {
   CHECK(looks < 1280 * 9);  // few, and a trial now and then
 }
 
-TEST_CASE("yields that others used for long teach sleeping; they are tried again, less and less often while that goes on") {
+TEST_CASE(
+    "yields that others used for long teach sleeping; they are tried again, less and less often while that goes on") {
   YieldTrust trust;
   const auto trials = [&](int waits, std::chrono::nanoseconds yield) {
     int tried = 0;

@@ -50,7 +50,9 @@ std::vector<Coder> coders() {
   return all;
 }
 
-const codecs::Codec& codec(const Coder& coder, WireFormat format) { return coder.table->codec[static_cast<int>(format)]; }
+const codecs::Codec& codec(const Coder& coder, WireFormat format) {
+  return coder.table->codec[static_cast<int>(format)];
+}
 
 // ---- plain references, by arithmetic in double
 
@@ -94,9 +96,12 @@ void onebit_reference(const float* x, float* out, std::size_t n) {
   if (mean > 0 && mean / std::ldexp(1.0, exponent) >= 1.5) ++exponent;
   exponent = std::min(exponent, 127);
   for (std::size_t i = 0; i < n; ++i) {
-    if (special) out[i] = kNan;
-    else if (exponent < -118) out[i] = 0;
-    else out[i] = std::copysign(static_cast<float>(std::ldexp(1.0, exponent)), x[i]);
+    if (special)
+      out[i] = kNan;
+    else if (exponent < -118)
+      out[i] = 0;
+    else
+      out[i] = std::copysign(static_cast<float>(std::ldexp(1.0, exponent)), x[i]);
   }
 }
 
@@ -207,8 +212,9 @@ TEST_CASE("wire: any bits (NaN, infinities, subnormals, huge) give the reference
 TEST_CASE("wire: blocks at the edges of the range") {
   const float tiny = std::numeric_limits<float>::denorm_min(), least = std::numeric_limits<float>::min();
   const float huge = std::numeric_limits<float>::max();
-  for (const float value : {0.0F, -0.0F, tiny, 3 * tiny, least, -least, 100 * least, 0x1p-120F, 0x1p-118F, 0x1p-117F, 65504.0F, 65519.0F,
-                            65520.0F, huge, -huge, huge / 2, kInf, -kInf, kNan, 127.49F, 127.5F, 127.99F})
+  for (const float value :
+       {0.0F,     -0.0F,    tiny, 3 * tiny, least,    -least, 100 * least, 0x1p-120F, 0x1p-118F, 0x1p-117F, 65504.0F,
+        65519.0F, 65520.0F, huge, -huge,    huge / 2, kInf,   -kInf,       kNan,      127.49F,   127.5F,    127.99F})
     for (const WireFormat format : kFormats)
       for (const std::size_t n : {1u, 16u, 128u, 200u}) {
         const std::vector<float> x(n, value), want = reference(format, x);
@@ -237,7 +243,8 @@ TEST_CASE("wire: error bounds of docs/wire.md") {
           for (std::size_t j = i; j < i + n; ++j) {
             const double v = x[j], error = std::fabs(static_cast<double>(y[j]) - v);
             if (format == WireFormat::bf16) CHECK(error <= std::fabs(v) * 0x1p-8);
-            if (format == WireFormat::f16 && std::fabs(v) < 65504) CHECK(error <= std::max(std::fabs(v) * 0x1p-11, 0x1p-25));
+            if (format == WireFormat::f16 && std::fabs(v) < 65504)
+              CHECK(error <= std::max(std::fabs(v) * 0x1p-11, 0x1p-25));
             if (format == WireFormat::int8) CHECK(error <= std::max(largest / 127, 0x1p-127));
             if (format == WireFormat::onebit) CHECK(error <= std::max(largest, 4.0 / 3 * mean + 0x1p-118));
           }
@@ -268,11 +275,13 @@ TEST_CASE("wire: messages cut anywhere give what whole runs give, stored, folded
       }
       recv.round = true;
       recv.fold = [](const void*, void* dst, const void* incoming, std::size_t bytes) {
-        for (std::size_t j = 0; j < bytes / 4; ++j) static_cast<float*>(dst)[j] += static_cast<const float*>(incoming)[j];
+        for (std::size_t j = 0; j < bytes / 4; ++j)
+          static_cast<float*>(dst)[j] += static_cast<const float*>(incoming)[j];
       };
       std::vector<unsigned char> stream, part(room);
       WireCursor at;
-      while (const std::size_t n = encode_next(send, at, part.data(), room)) stream.insert(stream.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(n));
+      while (const std::size_t n = encode_next(send, at, part.data(), room))
+        stream.insert(stream.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(n));
       REQUIRE(stream.size() == payload_bytes(send.pieces, format));
       at = {};
       std::size_t done = 0, available = 0;

@@ -19,7 +19,8 @@ Table ring(Rank n) {
   for (Rank t = 0; t < 2 * (n - 1); ++t)
     for (Rank r = 0; r < n; ++r) {
       const Rank c = (r - t + 2 * n) % n;
-      table.push_back({t, r, c, (r + 1) % n, c, 1, static_cast<std::int16_t>(r % 2), 0, 0, static_cast<std::uint8_t>(t < n - 1)});
+      table.push_back(
+          {t, r, c, (r + 1) % n, c, 1, static_cast<std::int16_t>(r % 2), 0, 0, static_cast<std::uint8_t>(t < n - 1)});
     }
   return table;
 }
@@ -66,12 +67,14 @@ struct Case {
 };
 
 std::vector<Case> cases(Rank n) {
-  return {{"ring", ring(n), n}, {"two_shot", two_shot(n), n}, {"one_shot", one_shot(n), 1},
+  return {{"ring", ring(n), n},
+          {"two_shot", two_shot(n), n},
+          {"one_shot", one_shot(n), 1},
           {"recursive_doubling", recursive_doubling(n), 1}};
 }
 
-PlanRequest request(const Table& table, Rank n, std::int32_t chunks, const std::vector<std::int32_t>& nodes, std::uint64_t count,
-                    WireFormat wire, bool push, ReduceOp op) {
+PlanRequest request(const Table& table, Rank n, std::int32_t chunks, const std::vector<std::int32_t>& nodes,
+                    std::uint64_t count, WireFormat wire, bool push, ReduceOp op) {
   PlanRequest request;
   LowerOptions options;
   options.push = push;
@@ -103,7 +106,7 @@ CommOptions small_slots() {
   return options;
 }
 
-const std::vector<std::vector<std::int32_t>> kLayouts{{0, 1},       {0, 1, 2},       {0, 0, 1, 1},      {0, 1, 0, 1},
+const std::vector<std::vector<std::int32_t>> kLayouts{{0, 1},       {0, 1, 2},          {0, 0, 1, 1},   {0, 1, 0, 1},
                                                       {0, 0, 0, 1}, {0, 0, 0, 1, 2, 2}, {0, 1, 1, 2, 0}};
 
 void check_group(const std::vector<std::int32_t>& nodes, WireFormat wire, bool registered) {
@@ -115,7 +118,8 @@ void check_group(const std::vector<std::int32_t>& nodes, WireFormat wire, bool r
         for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg}) {
           std::vector<std::vector<float>> results(static_cast<std::size_t>(n));
           const auto errors = group.run([&](Rank r) {
-            const auto plan = group[r]->make_plan(request(algorithm.table, n, algorithm.chunks, nodes, count, wire, push, op));
+            const auto plan = group[r]->make_plan(
+                request(algorithm.table, n, algorithm.chunks, nodes, count, wire, push, op));
             const std::vector<float> x = contribution(r, count);
             std::vector<float>& out = results[static_cast<std::size_t>(r)];
             out.assign(count, 0);
@@ -134,20 +138,24 @@ void check_group(const std::vector<std::int32_t>& nodes, WireFormat wire, bool r
               run_plan(group[r], plan, out.data(), out.data());
             }
           });
-          const std::string what = std::string(algorithm.name) + (push ? ", push, " : ", pull, ") + std::to_string(count) + " elements";
+          const std::string what = std::string(algorithm.name) + (push ? ", push, " : ", pull, ") +
+                                   std::to_string(count) + " elements";
           for (const auto& error : errors) REQUIRE_MESSAGE(text_of(error) == "", what);
           for (Rank r = 1; r < n; ++r)
-            CHECK_MESSAGE(std::memcmp(results[0].data(), results[static_cast<std::size_t>(r)].data(), count * 4) == 0, what << ", rank " << r);
+            CHECK_MESSAGE(std::memcmp(results[0].data(), results[static_cast<std::size_t>(r)].data(), count * 4) == 0,
+                          what << ", rank " << r);
           std::vector<double> want(count, 0);
           for (Rank r = 0; r < n; ++r) {
             const std::vector<float> x = contribution(r, count);
-            for (std::uint64_t i = 0; i < count; ++i) want[i] += static_cast<double>(x[i]) / (op == ReduceOp::avg ? n : 1);
+            for (std::uint64_t i = 0; i < count; ++i)
+              want[i] += static_cast<double>(x[i]) / (op == ReduceOp::avg ? n : 1);
           }
           double worst = 0;  // of roundings of sums of n values of magnitude up to about 5
           for (std::uint64_t i = 0; i < count; ++i)
             worst = std::max(worst, std::fabs(want[i] - static_cast<double>(results[0][i])));
           const double relative = wire == WireFormat::bf16 ? 0x1p-8 : wire == WireFormat::f16 ? 0x1p-11 : 1.0 / 127;
-          if (wire != WireFormat::onebit) CHECK_MESSAGE(worst <= 2 * (n + 1) * relative * 5.0 * n, what << ": error " << worst);
+          if (wire != WireFormat::onebit)
+            CHECK_MESSAGE(worst <= 2 * (n + 1) * relative * 5.0 * n, what << ": error " << worst);
         }
 }
 
@@ -171,9 +179,11 @@ TEST_CASE("wire engine: the lowered programs are proved, and a wrong mark is fou
     for (const bool push : {true, false})
       for (const Case& algorithm : cases(static_cast<Rank>(nodes.size()))) {
         const auto lowered = lower(algorithm.table.data(), algorithm.table.size(), Collective::all_reduce,
-                                   static_cast<Rank>(nodes.size()), -1, algorithm.chunks, nodes, LowerOptions{push, true});
+                                   static_cast<Rank>(nodes.size()), -1, algorithm.chunks, nodes,
+                                   LowerOptions{push, true});
         const CheckReport report = check(*lowered, 3);
-        CHECK_MESSAGE(report.violations.empty(), algorithm.name << ": " << (report.violations.empty() ? "" : report.violations[0]));
+        CHECK_MESSAGE(report.violations.empty(),
+                      algorithm.name << ": " << (report.violations.empty() ? "" : report.violations[0]));
         Lowered wrong = *lowered;  // one rank forgets to round
         bool any = false;
         for (Instr& instr : wrong.programs[0].instrs) {
@@ -186,9 +196,11 @@ TEST_CASE("wire engine: the lowered programs are proved, and a wrong mark is fou
 
 TEST_CASE("wire engine: messages are as small as the format promises") {
   const std::uint64_t count = 1 << 20;
-  const std::pair<WireFormat, double> expected[] = {{WireFormat::bf16, 1.99}, {WireFormat::f16, 1.99}, {WireFormat::int8, 3.9}, {WireFormat::onebit, 20}};
+  const std::pair<WireFormat, double> expected[] = {
+      {WireFormat::bf16, 1.99}, {WireFormat::f16, 1.99}, {WireFormat::int8, 3.9}, {WireFormat::onebit, 20}};
   std::vector<std::uint64_t> sent;
-  for (const WireFormat wire : {WireFormat::f32, WireFormat::bf16, WireFormat::f16, WireFormat::int8, WireFormat::onebit}) {
+  for (const WireFormat wire :
+       {WireFormat::f32, WireFormat::bf16, WireFormat::f16, WireFormat::int8, WireFormat::onebit}) {
     EngineGroup group({0, 1, 2});
     const auto errors = group.run([&](Rank r) {
       const auto plan = group[r]->make_plan(request(ring(3), 3, 3, group.nodes(), count, wire, true, ReduceOp::sum));
@@ -202,7 +214,8 @@ TEST_CASE("wire engine: messages are as small as the format promises") {
     sent.push_back(bytes);
   }
   for (std::size_t i = 0; i < 4; ++i)
-    CHECK_MESSAGE(static_cast<double>(sent[0]) / static_cast<double>(sent[i + 1]) >= expected[i].second, name(expected[i].first));
+    CHECK_MESSAGE(static_cast<double>(sent[0]) / static_cast<double>(sent[i + 1]) >= expected[i].second,
+                  name(expected[i].first));
 }
 
 TEST_CASE("wire engine: ranks that disagree about the format are told both") {

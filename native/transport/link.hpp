@@ -1,6 +1,6 @@
 // What the engine knows of a network transport: per peer and channel one Link, an ordered pair of message streams.
-// Sends complete in posting order and receives complete in posting order; the k-th message posted for sending on one side
-// is the k-th posted for receiving on the other. Nothing above this file knows which transport it is.
+// Sends complete in posting order and receives complete in posting order; the k-th message posted for sending on one
+// side is the k-th posted for receiving on the other. Nothing above this file knows which transport it is.
 #pragma once
 
 #include <atomic>
@@ -18,30 +18,30 @@ namespace ringleader {
 // Describes an operation completely; travels with the first message of each link and lies in the shared entry records.
 // Plain data, fixed size: it is part of the wire format.
 struct OpInfo {
-  std::uint64_t sequence = 0;  // operation number on this communicator
-  std::uint64_t count = 0;     // elements (per block for block collectives)
-  std::uint64_t algorithm = 0; // hash of the algorithm's full name with parameters
-  double factor = 0;           // PREMUL_SUM
+  std::uint64_t sequence = 0;   // operation number on this communicator
+  std::uint64_t count = 0;      // elements (per block for block collectives)
+  std::uint64_t algorithm = 0;  // hash of the algorithm's full name with parameters
+  double factor = 0;            // PREMUL_SUM
   std::int32_t root = -1;
   std::uint8_t collective = 255;
   std::uint8_t dtype = 255;
   std::uint8_t op = 255;
-  std::uint8_t ndim = 0;       // 255 = shape not given
+  std::uint8_t ndim = 0;                       // 255 = shape not given
   std::int64_t shape[6] = {0, 0, 0, 0, 0, 0};  // first six dimensions
-  std::uint8_t wire = 0;       // WireFormat of the messages
-  std::uint8_t inlined = 0;    // 1: payload beside the flag (Plan::inlined)
+  std::uint8_t wire = 0;                       // WireFormat of the messages
+  std::uint8_t inlined = 0;                    // 1: payload beside the flag (Plan::inlined)
   std::uint8_t unused[2] = {0, 0};
-  std::uint32_t history = 0;   // of this operation and all before it: equal only where ranks have run the same ones
+  std::uint32_t history = 0;  // of this operation and all before it: equal only where ranks have run the same ones
 
   std::uint64_t fingerprint() const;  // hash of every field but the history; never 0
   std::string text() const;           // "all_reduce #12 of float32 (2, 3), op sum, algorithm 5f3a..."
 };
 
 struct MessageHeader {
-  std::uint32_t magic;    // kHeaderMagic
-  std::uint32_t index;    // number of the message on this link within the window
-  std::uint64_t window;   // window sequence number
-  std::uint64_t bytes;    // payload bytes that follow, encoded if info.wire says so
+  std::uint32_t magic;   // kHeaderMagic
+  std::uint32_t index;   // number of the message on this link within the window
+  std::uint64_t window;  // window sequence number
+  std::uint64_t bytes;   // payload bytes that follow, encoded if info.wire says so
   OpInfo info;
 };
 inline constexpr std::uint32_t kHeaderMagic = 0x524c4d33;  // "RLM3"
@@ -63,18 +63,18 @@ struct SendRequest {
 };
 
 struct RecvRequest {
-  MessageHeader header;       // what must arrive; a different fingerprint throws Error(mismatch) with both texts
+  MessageHeader header;  // what must arrive; a different fingerprint throws Error(mismatch) with both texts
   std::vector<Piece> pieces;
   WireFormat wire = WireFormat::f32;
-  bool round = false;         // what a fold gives is rounded to the wire format
-  FoldFn fold = nullptr;      // null: received bytes are stored
+  bool round = false;     // what a fold gives is rounded to the wire format
+  FoldFn fold = nullptr;  // null: received bytes are stored
   const void* fold_context = nullptr;
-  std::size_t item = 1;       // item size, for fold
+  std::size_t item = 1;  // item size, for fold
   std::uint32_t* done = nullptr;
 };
 
-// When a rank waits for data: the time in which at least one of its links was receiving, and what came in it. Written by whoever runs
-// an operation (one thread at a time), read by anybody.
+// When a rank waits for data: the time in which at least one of its links was receiving, and what came in it. Written
+// by whoever runs an operation (one thread at a time), read by anybody.
 class ReceiveMeter {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -97,9 +97,9 @@ class ReceiveMeter {
 
 // What one link measured of itself; all of it since the start. Only links that time their messages fill it in.
 struct LinkTimes {
-  std::atomic<std::uint64_t> messages{0};       // received
-  // Of large messages, what came after the connection had run dry within the message, and how long that took: the peer had begun
-  // to send, and nothing lay in buffers, so it came at the speed of the link however late this rank was.
+  std::atomic<std::uint64_t> messages{0};  // received
+  // Of large messages, what came after the connection had run dry within the message, and how long that took: the peer
+  // had begun to send, and nothing lay in buffers, so it came at the speed of the link however late this rank was.
   std::atomic<std::uint64_t> flow_bytes{0}, flow_ns{0};
   // From the time this rank could take the first message of a window until its header was there.
   std::atomic<std::uint64_t> waits{0}, waited_ns{0}, longest_wait_ns{0};
@@ -111,8 +111,9 @@ struct KernelTimes {
   std::uint64_t retransmits = 0;
 };
 
-// How a wait for a link is best spent: `none` if nothing is waited for or it cannot be told; `prompt` if an answer within microseconds
-// is likely; `unhurried` if the link is known to need so long for what is next that the core is better given to others.
+// How a wait for a link is best spent: `none` if nothing is waited for or it cannot be told; `prompt` if an answer
+// within microseconds is likely; `unhurried` if the link is known to need so long for what is next that the core is
+// better given to others.
 enum class Haste { none, prompt, unhurried };
 
 class Link {
@@ -130,7 +131,7 @@ class Link {
   virtual void prepare_sleep() {}
   virtual void close() = 0;
   virtual KernelTimes kernel_times() const { return {}; }  // any thread
-  std::uint64_t bytes_sent = 0, bytes_received = 0;  // payload and headers, for counters
+  std::uint64_t bytes_sent = 0, bytes_received = 0;        // payload and headers, for counters
   LinkTimes times;
   ReceiveMeter* meter = nullptr;  // of the rank; set before the first message, null in tests of links alone
 };

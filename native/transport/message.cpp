@@ -24,11 +24,11 @@ std::string difference(const MessageHeader& expected, const MessageHeader& got, 
     OpInfo same_past = got.info;
     same_past.history = expected.info.history;
     const bool earlier = std::memcmp(&same_past, &expected.info, sizeof same_past) == 0;
-    return std::string("ranks disagree about ") + (earlier ? "an earlier operation; now " : "the operation: ") + "this rank runs " +
-           expected.info.text() + "; " + peer_name + " runs " + got.info.text();
+    return std::string("ranks disagree about ") + (earlier ? "an earlier operation; now " : "the operation: ") +
+           "this rank runs " + expected.info.text() + "; " + peer_name + " runs " + got.info.text();
   }
-  return "ranks disagree about a message of " + expected.info.text() + ": this rank expects " + position(expected) + "; " +
-         peer_name + " sent " + position(got);
+  return "ranks disagree about a message of " + expected.info.text() + ": this rank expects " + position(expected) +
+         "; " + peer_name + " sent " + position(got);
 }
 
 }  // namespace
@@ -36,8 +36,8 @@ std::string difference(const MessageHeader& expected, const MessageHeader& got, 
 void check_posted(const MessageHeader& header, const std::vector<Piece>& pieces, WireFormat wire) {
   const std::uint64_t total = payload_bytes(pieces, wire);
   if (header.bytes != total) {
-    throw Error(ErrorKind::internal, "message header says " + std::to_string(header.bytes) + " bytes but its pieces hold " +
-                                         std::to_string(total));
+    throw Error(ErrorKind::internal, "message header says " + std::to_string(header.bytes) +
+                                         " bytes but its pieces hold " + std::to_string(total));
   }
 }
 
@@ -45,8 +45,9 @@ void check_fold(const RecvRequest& request, std::size_t alignment) {
   if (request.fold == nullptr) return;
   for (const Piece& piece : request.pieces) {
     if (request.item == 0 || request.item > alignment || piece.bytes % request.item != 0) {
-      throw Error(ErrorKind::internal, "a piece of " + std::to_string(piece.bytes) + " bytes cannot be folded in items of " +
-                                           std::to_string(request.item) + " bytes");
+      throw Error(ErrorKind::internal, "a piece of " + std::to_string(piece.bytes) +
+                                           " bytes cannot be folded in items of " + std::to_string(request.item) +
+                                           " bytes");
     }
   }
 }

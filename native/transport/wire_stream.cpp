@@ -16,7 +16,8 @@ std::size_t elements_in(WireFormat wire, std::size_t left, std::size_t room) {
 
 // Moves on to the next piece that has elements left; false at the end of the message.
 bool settle(const std::vector<Piece>& pieces, WireCursor& cursor) {
-  while (cursor.piece < pieces.size() && cursor.at == pieces[cursor.piece].bytes / kItem) cursor = {cursor.piece + 1, 0};
+  while (cursor.piece < pieces.size() && cursor.at == pieces[cursor.piece].bytes / kItem)
+    cursor = {cursor.piece + 1, 0};
   return cursor.piece < pieces.size();
 }
 
@@ -67,7 +68,8 @@ std::size_t skip_next(const std::vector<Piece>& pieces, WireFormat wire, WireCur
   return skipped;
 }
 
-std::size_t decode_next(const RecvRequest& request, WireCursor& cursor, const unsigned char* in, std::size_t available) {
+std::size_t decode_next(const RecvRequest& request, WireCursor& cursor, const unsigned char* in,
+                        std::size_t available) {
   std::size_t consumed = 0;
   while (settle(request.pieces, cursor)) {
     const Piece& piece = request.pieces[cursor.piece];

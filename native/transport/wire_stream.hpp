@@ -18,16 +18,16 @@ struct WireCursor {
   std::size_t at = 0;
 };
 
-// Encodes what comes next of the message into out[0, room): whole blocks and ends of pieces. Returns the bytes written; 0 only
-// at the end of the message, provided room holds one block.
+// Encodes what comes next of the message into out[0, room): whole blocks and ends of pieces. Returns the bytes written;
+// 0 only at the end of the message, provided room holds one block.
 std::size_t encode_next(const SendRequest& request, WireCursor& cursor, unsigned char* out, std::size_t room);
 
-// What encode_next would write with that much room: moves the cursor alike and returns the bytes, so that a receiver knows where
-// the sender cuts.
+// What encode_next would write with that much room: moves the cursor alike and returns the bytes, so that a receiver
+// knows where the sender cuts.
 std::size_t skip_next(const std::vector<Piece>& pieces, WireFormat wire, WireCursor& cursor, std::size_t room);
 
-// Decodes in[0, available) into the pieces, or folds it into them: whole blocks and ends of pieces. Returns the bytes consumed; less than
-// a block is left, unless the message ends.
+// Decodes in[0, available) into the pieces, or folds it into them: whole blocks and ends of pieces. Returns the bytes
+// consumed; less than a block is left, unless the message ends.
 std::size_t decode_next(const RecvRequest& request, WireCursor& cursor, const unsigned char* in, std::size_t available);
 
 }  // namespace ringleader

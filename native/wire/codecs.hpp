@@ -1,7 +1,7 @@
 // The codecs, compiled once per instruction set: isa_*.cpp sets RINGLEADER_CODEC_TABLE and includes this file.
 //
-// As in reduce/kernels.hpp everything has internal linkage. Floating-point sums are taken in a fixed order, lane by lane, and products
-// are by powers of two, so every instruction set gives the same bits.
+// As in reduce/kernels.hpp everything has internal linkage. Floating-point sums are taken in a fixed order, lane by
+// lane, and products are by powers of two, so every instruction set gives the same bits.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -47,8 +47,9 @@ void decode_half(float* dst, const void* src, size_t n) {
 
 // ---- int8
 
-// Invariant: the scale is 2^(E - 6) for a block whose largest magnitude lies in [2^E, 2^(E+1)), so that element becomes 64 <= |q| <= 127
-// (127.5 and more saturates). Decoded, it lies in the same binade, so encoding again finds the same scale and the same q.
+// Invariant: the scale is 2^(E - 6) for a block whose largest magnitude lies in [2^E, 2^(E+1)), so that element becomes
+// 64 <= |q| <= 127 (127.5 and more saturates). Decoded, it lies in the same binade, so encoding again finds the same
+// scale and the same q.
 constexpr int kInt8Bias = 126;  // the smallest scale, 2^-126, is still a normal number
 constexpr int kInt8Largest = 127 - 6 + kInt8Bias;
 static_assert(kInt8Largest < kSpecial);
@@ -91,7 +92,8 @@ inline void encode_special(uint8_t* out, const float* src, size_t n) {
   constexpr float kRound = 12582912.0F;
   std::int8_t* q = reinterpret_cast<std::int8_t*>(out + 1);
   for (size_t i = 0; i < n; ++i) {
-    const std::int32_t value = static_cast<std::int32_t>(bits_of(small::at_least(values[i], least) * inverse + kRound)) - 0x4b400000;
+    const std::int32_t value =
+        static_cast<std::int32_t>(bits_of(small::at_least(values[i], least) * inverse + kRound)) - 0x4b400000;
     const std::int32_t low = value < -127 ? -127 : value;
     q[i] = static_cast<std::int8_t>(low > 127 ? 127 : low);
   }
@@ -109,16 +111,16 @@ inline void encode_special(uint8_t* out, const float* src, size_t n) {
 
 // ---- onebit
 
-// Invariant: the mean of n equal powers of two is computed exactly (their sum has at most 8 significant bits), so encoding a decoded
-// block finds the same scale. Sums are taken of 1/256 of the magnitudes, so that they cannot overflow; scales stay so large that those
-// are no subnormal numbers.
+// Invariant: the mean of n equal powers of two is computed exactly (their sum has at most 8 significant bits), so
+// encoding a decoded block finds the same scale. Sums are taken of 1/256 of the magnitudes, so that they cannot
+// overflow; scales stay so large that those are no subnormal numbers.
 constexpr int kOneBitSmallest = -118;
 constexpr int kOneBitBias = 127;
 constexpr int kShrink = 8;
 constexpr size_t kLanes = 16;
 
-// 2^-8 of the mean magnitude; NaN or infinite if, and only if, an element is. Elements below the smallest scale count as zeros, so
-// that no sum is of subnormal numbers.
+// 2^-8 of the mean magnitude; NaN or infinite if, and only if, an element is. Elements below the smallest scale count
+// as zeros, so that no sum is of subnormal numbers.
 inline float mean_magnitude(const float* src, size_t n) {
   const float shrink = power_of_two(-kShrink);
   const auto part = [shrink](float x) {
@@ -190,7 +192,8 @@ inline void decode_onebit_block(float* out, const uint8_t* src, size_t n) {
     const uint32_t byte = signs[i / 8];
     for (uint32_t j = 0; j < 8; ++j) out[i + j] = from_bits(magnitude | (byte >> j & 1U) << 31);
   }
-  for (size_t j = 0; i + j < n; ++j) out[i + j] = from_bits(magnitude | (static_cast<uint32_t>(signs[i / 8]) >> j & 1U) << 31);
+  for (size_t j = 0; i + j < n; ++j)
+    out[i + j] = from_bits(magnitude | (static_cast<uint32_t>(signs[i / 8]) >> j & 1U) << 31);
 }
 
 // ---- runs of blocks

@@ -33,7 +33,8 @@ const codecs::Codec& codec(WireFormat format) {
 std::size_t block_bytes(WireFormat format, std::size_t elements) {
   switch (format) {
     case WireFormat::f32: return 4 * elements;
-    case WireFormat::bf16: case WireFormat::f16: return 2 * elements;
+    case WireFormat::bf16:
+    case WireFormat::f16: return 2 * elements;
     case WireFormat::int8: return elements ? 1 + elements : 0;
     case WireFormat::onebit: return elements ? 1 + (elements + 7) / 8 : 0;
   }

@@ -1,17 +1,22 @@
 // Wire formats: f32 values as they travel over a network. Encoding loses precision once: every format is *idempotent*,
-// encode(decode(encode(x))) == encode(x) bit for bit, so a value that was decoded can be forwarded without further loss.
+// encode(decode(encode(x))) == encode(x) bit for bit, so a value that was decoded can be forwarded without further
+// loss.
 //
 // Values are encoded in runs (one piece of a message at a time); a run is cut into blocks of `block_elements` from its
-// start, the last block may be shorter, and each block is encoded on its own. Both ends cut alike because the pieces of a
-// message are alike. Nothing is aligned. Results do not depend on the instruction set, nor on how many whole blocks a call covers.
+// start, the last block may be shorter, and each block is encoded on its own. Both ends cut alike because the pieces of
+// a message are alike. Nothing is aligned. Results do not depend on the instruction set, nor on how many whole blocks a
+// call covers.
 //
 // bf16    2 bytes. Round to nearest even; overflow gives infinity; NaN stays NaN.
 // f16     2 bytes. The same; magnitudes from 65520 on become infinity.
-// int8    block of 128: one byte k, then one byte q per element; value = q * 2^(k - 126). k is chosen so that the largest magnitude
+// int8    block of 128: one byte k, then one byte q per element; value = q * 2^(k - 126). k is chosen so that the
+// largest magnitude
 //         has 64 <= |q| <= 127. Zeros are exact. Elements of magnitude below 2^-127 may become zero.
 //         A block with an infinity or NaN has k = 255: infinities stay, every other element arrives as NaN.
-// onebit  block of 128: one byte k, then one bit per element, the sign; value = +-2^(k - 127), the block's mean magnitude rounded to a
-//         power of two. k = 0: all elements are zero, or the mean was below 2^-118. k = 255: there was an infinity or NaN, and all arrive as NaN.
+// onebit  block of 128: one byte k, then one bit per element, the sign; value = +-2^(k - 127), the block's mean
+// magnitude rounded to a
+//         power of two. k = 0: all elements are zero, or the mean was below 2^-118. k = 255: there was an infinity or
+//         NaN, and all arrive as NaN.
 #pragma once
 
 #include <cstddef>

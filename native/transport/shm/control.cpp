@@ -106,12 +106,16 @@ bool set_abort(ControlBlock& block, ErrorKind kind, Rank rank, const std::string
   bool first = write(from == 0 ? block.abort : block.later, kind, rank, reason);
   if (from != 0) {
     std::uint64_t known = block.later_from.load(std::memory_order_acquire);
-    while ((known == 0 || from < known) && !block.later_from.compare_exchange_weak(known, from, std::memory_order_acq_rel)) continue;
+    while ((known == 0 || from < known) &&
+           !block.later_from.compare_exchange_weak(known, from, std::memory_order_acq_rel))
+      continue;
   }
   if (first || from != 0) ring(block);
   return first;
 }
 
-std::optional<AbortRecord> abort_of(const ControlBlock& block) { return aborted(block) ? read(block.abort) : read(block.later); }
+std::optional<AbortRecord> abort_of(const ControlBlock& block) {
+  return aborted(block) ? read(block.abort) : read(block.later);
+}
 
 }  // namespace ringleader

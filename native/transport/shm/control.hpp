@@ -59,7 +59,8 @@ struct ControlBlock {
   // Line 1: written by peers, and only when the owner sleeps.
   alignas(64) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> sleeping;  // threads of the owner that sleep or are about to
-  std::atomic<std::uint32_t> core;      // 1 + the core that the owner ran on when it last looked; 0 = it does not tell. A hint.
+  std::atomic<std::uint32_t>
+      core;  // 1 + the core that the owner ran on when it last looked; 0 = it does not tell. A hint.
   // Line 2: almost never written.
   alignas(64) std::atomic<std::uint32_t> state;  // BlockState
   AbortSlot abort;
@@ -67,7 +68,8 @@ struct ControlBlock {
   std::atomic<std::uint64_t> later_from;  // sequence of the first operation that it ends; 0 none. Set after `later` is.
   AbortSlot later;
   EntrySlot entries[kEntrySlots];  // by window % 4
-  std::atomic<std::uint64_t> beats;  // counts the looks around of the owner while it waits long: it lives, and waits for whom it shows
+  std::atomic<std::uint64_t>
+      beats;  // counts the looks around of the owner while it waits long: it lives, and waits for whom it shows
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(offsetof(ControlBlock, doorbell) == 64 && offsetof(ControlBlock, state) == 128);
@@ -103,7 +105,8 @@ struct AbortRecord {
 };
 
 // Writes the record unless the block has one: the first cause wins. True if this call set it. Rings the owner. Any
-// process. `from`: 0, or the first operation that it ends; of several such records the first text and the lowest number stay.
+// process. `from`: 0, or the first operation that it ends; of several such records the first text and the lowest number
+// stay.
 bool set_abort(ControlBlock& block, ErrorKind kind, Rank rank, const std::string& reason, std::uint64_t from = 0);
 inline bool aborted(const ControlBlock& block) { return block.abort.state.load(std::memory_order_acquire) != 0; }
 // Whether a record ends the operation with this number.

@@ -15,8 +15,12 @@ ByteRing* ByteRing::create(void* memory) {
 }
 
 RingStream::RingStream(ByteRing* in, ByteRing* out, std::size_t capacity, Peer peer)
-    : in_(in), out_(out), capacity_(capacity), peer_(std::move(peer)),
-      in_head_(in->head.load(std::memory_order_relaxed)), out_tail_(out->tail.load(std::memory_order_relaxed)) {
+    : in_(in),
+      out_(out),
+      capacity_(capacity),
+      peer_(std::move(peer)),
+      in_head_(in->head.load(std::memory_order_relaxed)),
+      out_tail_(out->tail.load(std::memory_order_relaxed)) {
   if (!std::has_single_bit(capacity)) {
     throw Error(ErrorKind::invalid, "ring capacity must be a power of two, got " + std::to_string(capacity));
   }
@@ -65,7 +69,8 @@ std::size_t RingStream::read(void* data, std::size_t bytes) {
 
 void RingStream::corrupted(const char* what) const {
   throw Error(ErrorKind::peer_lost,
-              "the " + std::string(what) + " ring shared with " + peer_.name + " holds impossible positions: its memory was damaged",
+              "the " + std::string(what) + " ring shared with " + peer_.name +
+                  " holds impossible positions: its memory was damaged",
               {peer_.rank});
 }
 

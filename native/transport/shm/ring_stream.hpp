@@ -11,8 +11,8 @@
 
 namespace ringleader {
 
-// Lies in shared memory, followed by its data; one producer, one consumer. Positions count bytes from the ring's creation
-// and never wrap; byte p lies at data()[p & (capacity - 1)]. Invariant: head <= tail <= head + capacity.
+// Lies in shared memory, followed by its data; one producer, one consumer. Positions count bytes from the ring's
+// creation and never wrap; byte p lies at data()[p & (capacity - 1)]. Invariant: head <= tail <= head + capacity.
 struct ByteRing {
   alignas(64) std::atomic<std::uint64_t> head;  // consumed up to here; written by the consumer only
   alignas(64) std::atomic<std::uint64_t> tail;  // produced up to here; written by the producer only
@@ -29,7 +29,8 @@ class RingStream final : public ByteStream {
   struct Peer {
     Rank rank;
     std::string name;
-    std::function<bool()> alive;   // false: nobody will write any more. Asked whenever nothing can be moved: keep it cheap
+    std::function<bool()>
+        alive;  // false: nobody will write any more. Asked whenever nothing can be moved: keep it cheap
     std::function<void()> notify;  // called after bytes were written or room was made; may be empty
   };
 

@@ -26,20 +26,23 @@ struct WaitPolicy {
   std::uint32_t spin_us = 20;    // busy waiting; not at all when oversubscribed
   std::uint32_t yield_us = 500;  // sched_yield after that, before sleeping
   bool oversubscribed = false;   // more local ranks than usable cores
-  std::uint32_t slice_us = 0;    // slice of the core that a thread asks for when it first yields (TimeSlice); 0: the usual one
-  std::uint32_t turns_per_clock = 32;  // idle turns between looks at the clock while spinning; 1 where a turn is a system call
+  std::uint32_t slice_us =
+      0;  // slice of the core that a thread asks for when it first yields (TimeSlice); 0: the usual one
+  std::uint32_t turns_per_clock =
+      32;  // idle turns between looks at the clock while spinning; 1 where a turn is a system call
 };
 
-// How long spinning pays, learned from how waits ended; shared by all waits of a communicator. On a machine with other work a
-// peer is often not running at all, and every microsecond of spinning keeps it from the core. Any thread; races lose a lesson.
+// How long spinning pays, learned from how waits ended; shared by all waits of a communicator. On a machine with other
+// work a peer is often not running at all, and every microsecond of spinning keeps it from the core. Any thread; races
+// lose a lesson.
 class SpinBudget {
  public:
   explicit SpinBudget(std::uint32_t limit_us) : limit_ns_(limit_us * 1000), ns_(limit_us * 1000) {}
   std::chrono::nanoseconds get() const { return std::chrono::nanoseconds(ns_.load(std::memory_order_relaxed)); }
-  // A wait ended after `waited`. Spinning pays while peers run on cores of their own. It does not where they share ours, and that shows in
-  // yields after which somebody else ran: then every microsecond of spinning keeps the peer from answering. Where nobody did, a wait that
-  // the longest spinning would have met is one for more of it, however short the present budget: else what a busy moment took would stay
-  // lost.
+  // A wait ended after `waited`. Spinning pays while peers run on cores of their own. It does not where they share
+  // ours, and that shows in yields after which somebody else ran: then every microsecond of spinning keeps the peer
+  // from answering. Where nobody did, a wait that the longest spinning would have met is one for more of it, however
+  // short the present budget: else what a busy moment took would stay lost.
   void learn(std::chrono::nanoseconds waited, bool shared_core) {
     const std::uint32_t now = ns_.load(std::memory_order_relaxed);
     if (shared_core)
@@ -54,13 +57,15 @@ class SpinBudget {
   std::atomic<std::uint32_t> ns_;
 };
 
-// Whether to yield or to sleep, learned from how long yields took; shared by all waits of a communicator. Where the core's other threads
-// are peers, they answer and give it back, and a yield is cheaper than sleeping and being woken. Where somebody computes who knows nothing
-// of this job, a yield gives the core away until the kernel's next tick, milliseconds later, but who sleeps gets it at once when it is
-// woken. A yield is tried again now and then, less and less often while it goes on being the worse way. Any thread; races lose a lesson.
+// Whether to yield or to sleep, learned from how long yields took; shared by all waits of a communicator. Where the
+// core's other threads are peers, they answer and give it back, and a yield is cheaper than sleeping and being woken.
+// Where somebody computes who knows nothing of this job, a yield gives the core away until the kernel's next tick,
+// milliseconds later, but who sleeps gets it at once when it is woken. A yield is tried again now and then, less and
+// less often while it goes on being the worse way. Any thread; races lose a lesson.
 class YieldTrust {
  public:
-  static constexpr auto kForeign = std::chrono::microseconds(500);  // no peer keeps the core that long before it yields, too
+  static constexpr auto kForeign = std::chrono::microseconds(
+      500);  // no peer keeps the core that long before it yields, too
 
   bool sleeps() const { return left_.load(std::memory_order_relaxed) > 0; }
   // A wait went beyond spinning; `longest`: of its yields, 0 if there was none.
@@ -90,8 +95,8 @@ inline void cpu_relax() {
 #endif
 }
 
-// How often to look again, before yielding, for peers that run on other cores while others share ours: a yield costs a switch and
-// back, and whoever shares the core waits for the same peers. Learned likewise. One thread at a time.
+// How often to look again, before yielding, for peers that run on other cores while others share ours: a yield costs a
+// switch and back, and whoever shares the core waits for the same peers. Learned likewise. One thread at a time.
 class Patience {
  public:
   // Whether to look once more; `looked`: how often the current wait has done so.
@@ -101,7 +106,8 @@ class Patience {
     if (looked == 0) return;
     // That few looks were in vain says nothing of more, so now and then a wait looks as often as could ever pay.
     trial_ = ++lessons_ % kBetweenTrials == 0;
-    looks_ = success ? std::min(kMost, std::max(looks_, looked) + looks_ / 8 + 1) : std::max(kLeast, looks_ - looks_ / 8);
+    looks_ = success ? std::min(kMost, std::max(looks_, looked) + looks_ / 8 + 1)
+                     : std::max(kLeast, looks_ - looks_ / 8);
   }
 
  private:
@@ -117,7 +123,8 @@ class Waiter {
   // `own`: the control block whose doorbell peers ring; null if nobody does (network only).
   // `budget`: where to learn how long to spin; null: always policy.spin_us.
   // `trust`: likewise whether to yield; null: always policy.yield_us.
-  explicit Waiter(const WaitPolicy& policy, ControlBlock* own, SpinBudget* budget = nullptr, YieldTrust* trust = nullptr)
+  explicit Waiter(const WaitPolicy& policy, ControlBlock* own, SpinBudget* budget = nullptr,
+                  YieldTrust* trust = nullptr)
       : policy_(policy), own_(own), budget_(budget), trust_(trust) {}
 
   // Something moved: the next idle() starts over at spinning.
@@ -186,9 +193,9 @@ class Waiter {
   SpinBudget* budget_;
   YieldTrust* trust_;
   Clock::duration longest_yield_{};  // of this wait
-  bool past_spinning_ = false;  // this wait outlasted the spinning
-  bool shared_core_ = false;    // somebody else ran during a yield of this wait
-  std::uint32_t spins_ = 0;  // idle() calls since progress
+  bool past_spinning_ = false;       // this wait outlasted the spinning
+  bool shared_core_ = false;         // somebody else ran during a yield of this wait
+  std::uint32_t spins_ = 0;          // idle() calls since progress
   bool slow_ = false;
   Clock::time_point start_{}, now_{};  // of the first and of the last clock reading since progress
   Clock::duration turn_{};             // length of the next short sleep; grows until progress

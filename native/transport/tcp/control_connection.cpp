@@ -26,7 +26,8 @@ struct Frame {
 static_assert(sizeof(Frame) == 16);
 constexpr std::uint32_t kMagic = 0x524c4331;  // "RLC1"
 constexpr std::uint8_t kVersion = 1;
-// In the place of the text: presence has an OpInfo, an answer 32-bit ranks, and a later abort the number of its first operation, then text.
+// In the place of the text: presence has an OpInfo, an answer 32-bit ranks, and a later abort the number of its first
+// operation, then text.
 constexpr std::uint8_t kAbort = 1, kGoodbye = 2, kPresence = 3, kLaterAbort = 4, kInquiry = 5, kAnswer = 6;
 
 std::size_t utf8_length(unsigned char lead) {
@@ -104,11 +105,13 @@ void ControlConnection::send_answer(const std::vector<Rank>& ranks) {
   const std::lock_guard lock(mutex_);
   if (!out_.empty()) return;
   const std::size_t n = std::min(ranks.size(), kMaxReason / sizeof(Rank));
-  send_frame(kAnswer, ErrorKind::invalid, -1, std::string(reinterpret_cast<const char*>(ranks.data()), n * sizeof(Rank)));
+  send_frame(kAnswer, ErrorKind::invalid, -1,
+             std::string(reinterpret_cast<const char*>(ranks.data()), n * sizeof(Rank)));
 }
 
 void ControlConnection::send_frame(std::uint8_t type, ErrorKind kind, Rank cause, const std::string& reason) {
-  const Frame frame{kMagic, kVersion, type, static_cast<std::uint16_t>(reason.size()), static_cast<std::int32_t>(kind), cause};
+  const Frame frame{kMagic, kVersion, type, static_cast<std::uint16_t>(reason.size()), static_cast<std::int32_t>(kind),
+                    cause};
   out_.append(reinterpret_cast<const char*>(&frame), sizeof frame);
   out_ += reason;
   flush();

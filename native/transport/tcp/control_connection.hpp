@@ -37,14 +37,15 @@ class ControlConnection {
   // Only the first abort and the first goodbye are sent.
   void send_abort(ErrorKind kind, Rank cause, const std::string& reason, std::uint64_t from = 0);
   void send_goodbye();
-  // Tells the peer that this rank has entered an operation and waits in it. Dropped while the socket is full: it is advice.
+  // Tells the peer that this rank has entered an operation and waits in it. Dropped while the socket is full: it is
+  // advice.
   void send_presence(const OpInfo& info);
   // Asks the peer whom it waits for; only a rank that waits in an operation answers. Both are advice too.
   void send_inquiry();
   void send_answer(const std::vector<Rank>& ranks);
 
-  // The next thing the peer told, if any: call until `none` before sleeping. `lost` comes once, after everything the peer
-  // sent before; not after its goodbye, when closing is no news.
+  // The next thing the peer told, if any: call until `none` before sleeping. `lost` comes once, after everything the
+  // peer sent before; not after its goodbye, when closing is no news.
   Event poll();
 
   // For sleeping; -1 once the connection has ended.

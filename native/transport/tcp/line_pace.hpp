@@ -11,23 +11,26 @@
 
 namespace ringleader {
 
-// Invariant: the estimate is never kept alive by its own effect. What a sleep does (late wake-ups, batches) must not look like the
-// line, so
-// - only time counts in which this thread kept looking at the socket: a gap between two looks in which it slept, or others had the core,
+// Invariant: the estimate is never kept alive by its own effect. What a sleep does (late wake-ups, batches) must not
+// look like the line, so
+// - only time counts in which this thread kept looking at the socket: a gap between two looks in which it slept, or
+// others had the core,
 //   does not, though the bytes that came in it do (so a busy core makes a line look fast, never slow);
 // - a sample in which a wait slept because of this estimate is void;
-// - while the estimate says "slow", every now and then a sample is waited for awake, sooner if the last one said otherwise.
-// One sample says little: a late sender makes a fast line look slow, the burst of a shaper a slow one fast. So the median of five counts.
+// - while the estimate says "slow", every now and then a sample is waited for awake, sooner if the last one said
+// otherwise. One sample says little: a late sender makes a fast line look slow, the burst of a shaper a slow one fast.
+// So the median of five counts.
 class LinePace {
  public:
-  // A sleep that waits for data of a slow line ends when this much has come: a packet a wake-up would cost more processor time than
-  // everything else.
+  // A sleep that waits for data of a slow line ends when this much has come: a packet a wake-up would cost more
+  // processor time than everything else.
   static constexpr std::size_t kBatch = 64 * 1024;
   // A line is slow if what is waited for takes longer, many times what waking up takes.
   static constexpr double kWorthSleepingNs = 100'000;
   // Less is over before its speed can be told from the kernel's hiccups.
   static constexpr std::size_t kWorthTiming = 12 * 1024;
-  // Between two looks of a thread that does nothing else: some receives that find nothing, and a yield that finds nobody.
+  // Between two looks of a thread that does nothing else: some receives that find nothing, and a yield that finds
+  // nobody.
   static constexpr Clock::duration kAwake = std::chrono::microseconds(20);
   static constexpr std::uint32_t kLongestPause = 32;  // samples between those waited for awake
 
@@ -54,7 +57,9 @@ class LinePace {
   void slept() { void_ = true; }
 
   // Whether `bytes` are worth sleeping for now.
-  bool slow(std::uint64_t bytes) const { return !probing() && pace_ * static_cast<double>(std::min<std::uint64_t>(bytes, kBatch)) > kWorthSleepingNs; }
+  bool slow(std::uint64_t bytes) const {
+    return !probing() && pace_ * static_cast<double>(std::min<std::uint64_t>(bytes, kBatch)) > kWorthSleepingNs;
+  }
   bool known() const { return samples_ > 0; }
   // Nanoseconds a byte.
   double pace() const { return pace_; }
@@ -99,8 +104,8 @@ class LinePace {
   std::size_t bytes_ = 0;
   std::array<double, kMedian> recent_{};
   std::size_t samples_ = 0;
-  double pace_ = 0;                                // 0 until there are enough samples
-  std::uint32_t pause_ = 0, last_pause_ = 0;       // samples until the next one is waited for awake; 0: now
+  double pace_ = 0;                           // 0 until there are enough samples
+  std::uint32_t pause_ = 0, last_pause_ = 0;  // samples until the next one is waited for awake; 0: now
 };
 
 }  // namespace ringleader

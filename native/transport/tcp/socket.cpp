@@ -22,8 +22,11 @@ constexpr int kUserTimeoutMs = 6000;
 
 std::string describe(int code) { return std::generic_category().message(code); }
 
-// Failing is harmless: the descriptor may be another stream socket (a Unix socket pair in tests), which has no such option.
-void set(int fd, int level, int option, int value) { static_cast<void>(setsockopt(fd, level, option, &value, sizeof value)); }
+// Failing is harmless: the descriptor may be another stream socket (a Unix socket pair in tests), which has no such
+// option.
+void set(int fd, int level, int option, int value) {
+  static_cast<void>(setsockopt(fd, level, option, &value, sizeof value));
+}
 
 bool within_this_host(int fd) {
   sockaddr_storage own{}, other{};
@@ -33,8 +36,9 @@ bool within_this_host(int fd) {
     return false;
   if (own.ss_family == AF_INET)
     return reinterpret_cast<sockaddr_in&>(own).sin_addr.s_addr == reinterpret_cast<sockaddr_in&>(other).sin_addr.s_addr;
-  return own.ss_family == AF_INET6 && std::memcmp(&reinterpret_cast<sockaddr_in6&>(own).sin6_addr,
-                                                  &reinterpret_cast<sockaddr_in6&>(other).sin6_addr, sizeof(in6_addr)) == 0;
+  return own.ss_family == AF_INET6 &&
+         std::memcmp(&reinterpret_cast<sockaddr_in6&>(own).sin6_addr, &reinterpret_cast<sockaddr_in6&>(other).sin6_addr,
+                     sizeof(in6_addr)) == 0;
 }
 
 }  // namespace
@@ -45,8 +49,8 @@ void prepare_data(int fd) {
     throw Error(ErrorKind::invalid, "descriptor " + std::to_string(fd) + " is not an open socket: " + describe(errno));
   }
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  // Within a host nothing can be congested, and a congestion control that paces (BBR) only delays: half the rate at 256 KiB.
-  // Every kernel has Reno, and lets everybody use it.
+  // Within a host nothing can be congested, and a congestion control that paces (BBR) only delays: half the rate at 256
+  // KiB. Every kernel has Reno, and lets everybody use it.
   if (within_this_host(fd)) static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4));
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleSeconds);
@@ -72,8 +76,8 @@ Socket::Socket(int fd) : fd_(fd), generation_(fork_generation()) { close_in_chil
 
 namespace {
 
-// A connection that is closed with bytes unread is reset, and what was sent over it and has not arrived yet is lost. The peer may
-// still need that for an operation that is complete here.
+// A connection that is closed with bytes unread is reset, and what was sent over it and has not arrived yet is lost.
+// The peer may still need that for an operation that is complete here.
 void discard_unread(int fd) {
   char unread[16 * 1024];
   for (int i = 0; i < 1024 && recv(fd, unread, sizeof unread, MSG_DONTWAIT) > 0; ++i) continue;

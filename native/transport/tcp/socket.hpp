@@ -11,8 +11,8 @@ namespace ringleader::tcp {
 // Non-blocking, no Nagle delay, keepalive: an idle connection whose peer host vanished fails within about 6 s.
 // Throws Error(invalid) if `fd` is not an open socket.
 //
-// TCP_USER_TIMEOUT is left alone on purpose: Linux also applies it to a peer that is alive but reads nothing for a while
-// (zero window), and a rank that is merely late must not be declared dead. See prepare_control().
+// TCP_USER_TIMEOUT is left alone on purpose: Linux also applies it to a peer that is alive but reads nothing for a
+// while (zero window), and a rank that is merely late must not be declared dead. See prepare_control().
 void prepare_data(int fd);
 
 // The same plus TCP_USER_TIMEOUT. For connections whose peer always reads soon and that carry little, so their window
@@ -26,7 +26,8 @@ Error lost(Rank peer, const std::string& peer_name, const std::string& what, int
 // True for errno values that only mean "not now".
 bool would_block(int code);
 
-// Owns a connected descriptor. A forked child's copy is closed at the fork, so that the connection ends when this process does.
+// Owns a connected descriptor. A forked child's copy is closed at the fork, so that the connection ends when this
+// process does.
 class Socket {
  public:
   explicit Socket(int fd);

@@ -1,7 +1,7 @@
 #include "transport/tcp/tcp_link.hpp"
 
-#include <netinet/in.h>
 #include <linux/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -23,8 +23,8 @@ namespace {
 
 // Bytes received per progress() call: small enough that neither sending nor any other link waits long.
 constexpr std::size_t kRecvBudget = 512 * 1024;
-// Bytes given to one send. The socket's buffer limits what it takes; a smaller limit of ours would only end kernel segments early
-// (1 MiB over loopback: 21 segments instead of 17, a quarter slower).
+// Bytes given to one send. The socket's buffer limits what it takes; a smaller limit of ours would only end kernel
+// segments early (1 MiB over loopback: 21 segments instead of 17, a quarter slower).
 constexpr std::size_t kSendBudget = 4096 * 1024;
 // Header and payload up to this are copied together: cheaper for the kernel than a list of pieces.
 constexpr std::size_t kTogether = 8 * 1024;
@@ -45,7 +45,8 @@ Piece part(SendRequest& request, std::size_t index) {
 
 void TcpLink::Free::operator()(unsigned char* memory) const { ::operator delete[](memory, std::align_val_t{kAlign}); }
 
-TcpLink::TcpLink(int fd, Rank peer, std::string peer_name) : socket_(fd), peer_(peer), peer_name_(std::move(peer_name)) {
+TcpLink::TcpLink(int fd, Rank peer, std::string peer_name)
+    : socket_(fd), peer_(peer), peer_name_(std::move(peer_name)) {
   tcp::prepare_data(socket_.fd());
 }
 
@@ -72,16 +73,19 @@ short TcpLink::poll_events() const {
   return static_cast<short>((recvs_.empty() ? 0 : POLLIN) | (sends_.empty() ? 0 : POLLOUT));
 }
 
-// What comes next was posted, so its size is known before it comes. Small messages, and the end of large ones, are always prompt.
+// What comes next was posted, so its size is known before it comes. Small messages, and the end of large ones, are
+// always prompt.
 Haste TcpLink::haste() const {
   if (recvs_.empty() && sends_.empty()) return Haste::none;
   if (!pace_.known()) return recvs_.empty() ? Haste::none : Haste::prompt;
-  const std::uint64_t next = recvs_.empty() ? sends_.front().header.bytes : header_seen_ ? to_come() : recvs_.front().header.bytes;
+  const std::uint64_t next = recvs_.empty() ? sends_.front().header.bytes
+                             : header_seen_ ? to_come()
+                                            : recvs_.front().header.bytes;
   return pace_.slow(next) ? Haste::unhurried : Haste::prompt;
 }
 
-// Of the front message, once its header is there. What lies in the buffer is less than an item or a block of it, and the kernel no
-// longer counts it: to wait for `remaining_` bytes would be to wait for more than ever come.
+// Of the front message, once its header is there. What lies in the buffer is less than an item or a block of it, and
+// the kernel no longer counts it: to wait for `remaining_` bytes would be to wait for more than ever come.
 std::uint64_t TcpLink::to_come() const { return remaining_ - (end_ - begin_); }
 
 void TcpLink::prepare_sleep() {
@@ -168,7 +172,8 @@ std::size_t TcpLink::gather_encoded(iovec* vectors, std::size_t& bytes) {
   if (send_part_ == 0)
     vectors[used++] = {reinterpret_cast<char*>(&request.header) + send_offset_, sizeof request.header - send_offset_};
   if (encoded_begin_ == encoded_end_) {
-    if (!encoded_) encoded_.reset(static_cast<unsigned char*>(::operator new[](kBufferBytes, std::align_val_t{kAlign})));
+    if (!encoded_)
+      encoded_.reset(static_cast<unsigned char*>(::operator new[](kBufferBytes, std::align_val_t{kAlign})));
     encoded_begin_ = 0;
     encoded_end_ = encode_next(request, send_cursor_, encoded_.get(), kBufferBytes);
   }
@@ -197,8 +202,8 @@ bool TcpLink::advance_encoded(std::size_t& bytes) {
   return true;
 }
 
-// Afterwards the next byte to go is at (send_part_, send_offset_) of the front, and every message without bytes left has
-// been completed and dropped.
+// Afterwards the next byte to go is at (send_part_, send_offset_) of the front, and every message without bytes left
+// has been completed and dropped.
 void TcpLink::advance_send(std::size_t bytes) {
   while (!sends_.empty()) {
     SendRequest& request = sends_.front();
@@ -267,7 +272,8 @@ void TcpLink::first_came() {
   awaited_ = {};
   ReceiveMeter::add(times.waits, 1);
   ReceiveMeter::add(times.waited_ns, waited);
-  if (waited > times.longest_wait_ns.load(std::memory_order_relaxed)) times.longest_wait_ns.store(waited, std::memory_order_relaxed);
+  if (waited > times.longest_wait_ns.load(std::memory_order_relaxed))
+    times.longest_wait_ns.store(waited, std::memory_order_relaxed);
 }
 
 // What has arrived of the front message was taken, and more of it is to come.
@@ -289,7 +295,8 @@ void TcpLink::flow_ends() {
   flowing_ = {};
 }
 
-// Asked while the communicator lives. Should it end this moment, the answer is nothing, or about another connection: numbers for display.
+// Asked while the communicator lives. Should it end this moment, the answer is nothing, or about another connection:
+// numbers for display.
 KernelTimes TcpLink::kernel_times() const {
   tcp_info info{};
   socklen_t bytes = sizeof info;
@@ -311,8 +318,8 @@ void TcpLink::take_header(const RecvRequest& request) {
   recv_cursor_ = {};
 }
 
-// Stores or folds buffered payload of the front message; a last partial item (when folding) or block (of a wire format) stays in
-// the buffer.
+// Stores or folds buffered payload of the front message; a last partial item (when folding) or block (of a wire format)
+// stays in the buffer.
 void TcpLink::consume_buffer(RecvRequest& request) {
   std::size_t available = std::min<std::uint64_t>(end_ - begin_, remaining_);
   if (request.wire != WireFormat::f32) {

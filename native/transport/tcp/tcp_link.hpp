@@ -21,7 +21,8 @@ namespace ringleader {
 // socket. Every message must be exactly the one the posted receive describes; any difference ends the link.
 class TcpLink final : public Link {
  public:
-  // Takes over `fd`, a connected, authenticated stream socket. `peer_name` is how messages call the peer ("rank 2 (host b)").
+  // Takes over `fd`, a connected, authenticated stream socket. `peer_name` is how messages call the peer ("rank 2 (host
+  // b)").
   TcpLink(int fd, Rank peer, std::string peer_name);
   ~TcpLink() override;
   TcpLink(const TcpLink&) = delete;
@@ -71,7 +72,8 @@ class TcpLink final : public Link {
 
   // Of sends_.front(), part 0 is the header and part i piece i - 1; `send_offset_` bytes of that part are gone.
   std::deque<SendRequest> sends_;
-  // If it has a wire format, part 1 is the payload: encoded_[encoded_begin_, encoded_end_), then what comes at send_cursor_.
+  // If it has a wire format, part 1 is the payload: encoded_[encoded_begin_, encoded_end_), then what comes at
+  // send_cursor_.
   std::size_t send_part_ = 0;
   std::size_t send_offset_ = 0;
   std::unique_ptr<unsigned char[], Free> encoded_;
@@ -89,8 +91,8 @@ class TcpLink final : public Link {
   std::size_t recv_offset_ = 0;
   WireCursor recv_cursor_;
 
-  // Since when the front message is waited for (only if it is the first of a window), and since when it flows (see LinkTimes),
-  // with the bytes received by then. Zero: not.
+  // Since when the front message is waited for (only if it is the first of a window), and since when it flows (see
+  // LinkTimes), with the bytes received by then. Zero: not.
   Clock::time_point awaited_{}, flowing_{};
   std::uint64_t flow_start_ = 0;
   LinePace pace_;

@@ -9,7 +9,8 @@
 
 namespace ringleader {
 
-TcpStream::TcpStream(int fd, Rank peer, std::string peer_name) : socket_(fd), peer_(peer), peer_name_(std::move(peer_name)) {
+TcpStream::TcpStream(int fd, Rank peer, std::string peer_name)
+    : socket_(fd), peer_(peer), peer_name_(std::move(peer_name)) {
   tcp::prepare_data(socket_.fd());
 }
 

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "core/types.hpp"
-#include "transport/tcp/socket.hpp"
 #include "transport/stream.hpp"
+#include "transport/tcp/socket.hpp"
 
 namespace ringleader {
 

@@ -16,8 +16,9 @@ namespace {
 // Everything used here is in 1.13 (the callback interface of tags, endpoint flush and close are older).
 constexpr unsigned kOldestMajor = 1, kOldestMinor = 13;
 
-// UCX would print a backtrace for every SIGSEGV of the process (older versions do unasked); who handles those is the application's choice. It reads
-// this setting while it is loaded, so the environment is the only way; a value of the user's stays.
+// UCX would print a backtrace for every SIGSEGV of the process (older versions do unasked); who handles those is the
+// application's choice. It reads this setting while it is loaded, so the environment is the only way; a value of the
+// user's stays.
 void leave_signals_alone() { ::setenv("UCX_HANDLE_ERRORS", "none", 0); }
 
 template <class Function>
@@ -92,10 +93,11 @@ const Api& load(const std::vector<std::string>& candidates) {
       tried += (tried.empty() ? "" : "; ") + path + ": " + error.what();
     }
   }
-  throw Error(ErrorKind::invalid, "the UCX transport needs libucp, which could not be loaded (" +
-                                      (tried.empty() ? "nothing to try" : tried) +
-                                      "); install UCX 1.13 or later (the system's package, e.g. libucx0 or ucx, which InfiniBand needs; "
-                                      "or `pip install libucx-cu12`), or set RINGLEADER_UCX_LIBRARY to the path of libucp.so.0");
+  throw Error(ErrorKind::invalid,
+              "the UCX transport needs libucp, which could not be loaded (" +
+                  (tried.empty() ? "nothing to try" : tried) +
+                  "); install UCX 1.13 or later (the system's package, e.g. libucx0 or ucx, which InfiniBand needs; "
+                  "or `pip install libucx-cu12`), or set RINGLEADER_UCX_LIBRARY to the path of libucp.so.0");
 }
 
 }  // namespace ringleader::ucx

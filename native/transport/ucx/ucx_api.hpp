@@ -45,8 +45,8 @@ struct Api {
   }
 };
 
-// Loads the first of `candidates` (paths, or names that the dynamic linker searches) that can be; once per process, later
-// calls return the same. Throws Error(invalid) naming every candidate, why it failed, and how to get UCX.
+// Loads the first of `candidates` (paths, or names that the dynamic linker searches) that can be; once per process,
+// later calls return the same. Throws Error(invalid) naming every candidate, why it failed, and how to get UCX.
 const Api& load(const std::vector<std::string>& candidates);
 
 // UCX logs nothing while one of these lives: for what it complains of though it is meant to be so.

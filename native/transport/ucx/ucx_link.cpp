@@ -12,9 +12,10 @@ namespace ringleader {
 
 namespace {
 
-constexpr std::size_t kBufferMemory = 32 << 20;      // of all links; beyond it a link has one fragment buffer each way
-// Small messages are copied by the receiving UCX before they are asked for. Every so many messages or bytes, the sender waits
-// until the receiver has caught up, so that what lies there is bounded, and fits into the buffers of a TCP connection.
+constexpr std::size_t kBufferMemory = 32 << 20;  // of all links; beyond it a link has one fragment buffer each way
+// Small messages are copied by the receiving UCX before they are asked for. Every so many messages or bytes, the sender
+// waits until the receiver has caught up, so that what lies there is bounded, and fits into the buffers of a TCP
+// connection.
 constexpr std::uint32_t kAcknowledgeEvery = 64;
 constexpr std::uint64_t kAcknowledgeBytes = 32 * 1024;
 constexpr auto kFlushLimit = std::chrono::milliseconds(1);
@@ -34,8 +35,8 @@ std::uint64_t fragments(const std::vector<Piece>& pieces, WireFormat wire, std::
 
 // ---------------------------------------------------------------- set-up and end
 
-UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, Rank self, Rank peer, std::uint8_t channel,
-                 std::string peer_name)
+UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, Rank self, Rank peer,
+                 std::uint8_t channel, std::string peer_name)
     : worker_(std::move(worker)),
       api_(worker_->api()),
       peer_(peer),
@@ -50,7 +51,8 @@ UcxLink::~UcxLink() { close(); }
 
 void UcxLink::connect(const std::string& address) {
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = failed;
@@ -73,8 +75,8 @@ void UcxLink::connect(const std::string& address) {
                 {peer_});
 }
 
-// Afterwards UCX writes to none of the buffers given to this link, or only until the worker is gone, which the last link
-// to be closed releases.
+// Afterwards UCX writes to none of the buffers given to this link, or only until the worker is gone, which the last
+// link to be closed releases.
 void UcxLink::close() {
   if (!failure_) failure_.emplace(ErrorKind::closed, "connection to " + peer_name_ + " was closed by this rank");
   if (!worker_) return;
@@ -145,8 +147,8 @@ void UcxLink::post_recv(RecvRequest&& request) {
   check_posted(request.header, request.pieces, request.wire);
   check_fold(request, UcxWorker::kAlign);
   if (request.fold != nullptr && request.header.bytes > kInline && kFragment % request.item != 0)
-    throw Error(ErrorKind::internal, "items of " + std::to_string(request.item) + " bytes cannot be folded from fragments of " +
-                                         std::to_string(kFragment));
+    throw Error(ErrorKind::internal, "items of " + std::to_string(request.item) +
+                                         " bytes cannot be folded from fragments of " + std::to_string(kFragment));
   recvs_.push_back(numbered(std::move(request), recv_numbers_));
 }
 
@@ -176,10 +178,10 @@ void UcxLink::Held::tell() {
   }
 }
 
-// UCX reports a small send when it has taken the bytes over, not when they have left; what is left over leaves in later calls
-// of progress(), which a rank whose operation is complete does not make. So the last messages of a queue count as complete only
-// when UCX has flushed, or after kFlushLimit of trying: over TCP a flush needs an answer of the peer, which may be elsewhere by
-// then. If the peer is gone, nothing needs to leave any more.
+// UCX reports a small send when it has taken the bytes over, not when they have left; what is left over leaves in later
+// calls of progress(), which a rank whose operation is complete does not make. So the last messages of a queue count as
+// complete only when UCX has flushed, or after kFlushLimit of trying: over TCP a flush needs an answer of the peer,
+// which may be elsewhere by then. If the peer is gone, nothing needs to leave any more.
 bool UcxLink::flush() {
   bool moved = false;
   if (flush_ && flush_->done) {
@@ -284,7 +286,9 @@ void UcxLink::received(void* request, ucs_status_t status, const ucp_tag_recv_in
   static_cast<Operation*>(operation)->finish(request, status, status == UCS_OK ? info->length : 0);
 }
 
-void UcxLink::failed(void* link, ucp_ep_h, ucs_status_t status) { static_cast<UcxLink*>(link)->endpoint_status_ = status; }
+void UcxLink::failed(void* link, ucp_ep_h, ucs_status_t status) {
+  static_cast<UcxLink*>(link)->endpoint_status_ = status;
+}
 
 void UcxLink::check_operation(const Operation& operation) const {
   if (operation.status == UCS_OK) return;
@@ -297,8 +301,10 @@ std::string UcxLink::activity() const {
 }
 
 Error UcxLink::lost(ucs_status_t status) const {
-  return Error(ErrorKind::peer_lost, "connection to " + peer_name_ + " was lost during " + activity() + ": UCX reports: " +
-                                         api_.status_string(status), {peer_});
+  return Error(
+      ErrorKind::peer_lost,
+      "connection to " + peer_name_ + " was lost during " + activity() + ": UCX reports: " + api_.status_string(status),
+      {peer_});
 }
 
 }  // namespace ringleader

@@ -15,10 +15,11 @@ namespace ringleader {
 
 // Not thread-safe: the engine that owns it drives it, together with all links of its worker.
 //
-// A message is one UCX message (header and payload) up to kInline bytes, else a header and fragments of kFragment bytes.
-// Both ends number these alike from the requests they were given, and a number is the tag. Payload is received where it
-// belongs once the header is known to be the expected one; to be folded or decoded, and encoded, it passes through a bounded
-// number of buffers. Fragments of a message in a wire format end where a block of it does (skip_next).
+// A message is one UCX message (header and payload) up to kInline bytes, else a header and fragments of kFragment
+// bytes. Both ends number these alike from the requests they were given, and a number is the tag. Payload is received
+// where it belongs once the header is known to be the expected one; to be folded or decoded, and encoded, it passes
+// through a bounded number of buffers. Fragments of a message in a wire format end where a block of it does
+// (skip_next).
 class UcxLink final : public Link {
  public:
   static constexpr std::size_t kInline = 8 * 1024;
@@ -45,13 +46,13 @@ class UcxLink final : public Link {
   template <class Request>
   struct Message {
     Request request;
-    std::uint32_t number = 0;      // of its header; the fragments' follow
-    bool acknowledged = false;     // its send completes only when its receive was posted
+    std::uint32_t number = 0;   // of its header; the fragments' follow
+    bool acknowledged = false;  // its send completes only when its receive was posted
     bool header_posted = false, header_done = false;
-    std::uint64_t posted = 0;      // payload bytes handed to UCX
-    std::uint32_t fragments = 0;   // that they are, beyond the header's message
-    WireCursor cut_at{};           // where they end in the pieces; `at` counts bytes unless there is a wire format
-    WireCursor stored_at{};        // of what is received through buffers: what is in the pieces already
+    std::uint64_t posted = 0;     // payload bytes handed to UCX
+    std::uint32_t fragments = 0;  // that they are, beyond the header's message
+    WireCursor cut_at{};          // where they end in the pieces; `at` counts bytes unless there is a wire format
+    WireCursor stored_at{};       // of what is received through buffers: what is in the pieces already
     std::deque<std::unique_ptr<Operation>> operations{};  // in order
   };
   using Outgoing = Message<SendRequest>;
@@ -110,8 +111,8 @@ class UcxLink final : public Link {
   Numbers send_numbers_, recv_numbers_;
   std::deque<Outgoing> sends_;
   std::deque<Incoming> recvs_;
-  std::size_t sends_posted_ = 0;     // the first so many are wholly in UCX's hands
-  std::size_t send_operations_ = 0;  // in UCX's hands
+  std::size_t sends_posted_ = 0;                     // the first so many are wholly in UCX's hands
+  std::size_t send_operations_ = 0;                  // in UCX's hands
   std::size_t send_buffers_ = 0, recv_buffers_ = 0;  // fragment buffers in use
   Held held_sends_, held_recvs_;
   std::unique_ptr<Operation> flush_;

@@ -16,8 +16,8 @@ constexpr std::size_t kFragmentsInFlight = 4;  // fragments of one message that 
 
 }  // namespace
 
-// Receives posted together touch different memory (the engine posts one that depends on another only after it), so those of
-// several messages are in flight at a time; what is told is told in order.
+// Receives posted together touch different memory (the engine posts one that depends on another only after it), so
+// those of several messages are in flight at a time; what is told is told in order.
 bool UcxLink::receive_some() {
   bool moved = false;
   bool stalled = false;
@@ -40,7 +40,8 @@ bool UcxLink::receive_some() {
     const bool answered = message.acknowledged || message.request.header.bytes > kInline;
     recvs_.pop_front();
     held_recvs_.waiting.push_back(done);
-    if (!recvs_.empty() || (!answered && held_recvs_.waiting.size() == 1 && held_recvs_.flushing.empty())) held_recvs_.tell();
+    if (!recvs_.empty() || (!answered && held_recvs_.waiting.size() == 1 && held_recvs_.flushing.empty()))
+      held_recvs_.tell();
     moved = true;
   }
   return moved;
@@ -73,7 +74,8 @@ bool UcxLink::take_arrived(Incoming& message) {
 
 void UcxLink::take_header(Incoming& message, Operation& operation) {
   MessageHeader got{};
-  if (operation.status == UCS_ERR_MESSAGE_TRUNCATED || (operation.status == UCS_OK && operation.received < sizeof got)) {
+  if (operation.status == UCS_ERR_MESSAGE_TRUNCATED ||
+      (operation.status == UCS_OK && operation.received < sizeof got)) {
     // No message of this protocol: too long or too short for a header with what goes with it.
     check_header(message.request.header, got, peer_, peer_name_);
   }
@@ -82,8 +84,10 @@ void UcxLink::take_header(Incoming& message, Operation& operation) {
   check_header(message.request.header, got, peer_, peer_name_);
   const std::uint64_t bytes = inline_bytes(got);
   if (operation.received != sizeof got + bytes)
-    throw Error(ErrorKind::mismatch, peer_name_ + " sent " + std::to_string(operation.received) + " bytes where this rank expects " +
-                                         std::to_string(sizeof got + bytes) + ": do all ranks run the same version?", {peer_});
+    throw Error(ErrorKind::mismatch,
+                peer_name_ + " sent " + std::to_string(operation.received) + " bytes where this rank expects " +
+                    std::to_string(sizeof got + bytes) + ": do all ranks run the same version?",
+                {peer_});
   message.header_done = true;
   store(message, operation.buffer.get() + kPayloadAt, bytes);
   message.posted = bytes;
@@ -112,15 +116,17 @@ bool UcxLink::receive_fragment(Incoming& message) {
 void UcxLink::take_fragment(Incoming& message, Operation& operation) {
   check_operation(operation);
   if (operation.received != operation.bytes)
-    throw Error(ErrorKind::mismatch, peer_name_ + " sent " + std::to_string(operation.received) + " bytes where this rank expects " +
-                                         std::to_string(operation.bytes) + ": do all ranks run the same version?", {peer_});
+    throw Error(ErrorKind::mismatch,
+                peer_name_ + " sent " + std::to_string(operation.received) + " bytes where this rank expects " +
+                    std::to_string(operation.bytes) + ": do all ranks run the same version?",
+                {peer_});
   if (!operation.buffer) return;
   store(message, operation.buffer.get(), operation.bytes);
   give_buffer(operation, recv_buffers_);
 }
 
-// Decodes, stores or folds the next bytes. Invariant: they are whole items, or encoded ones that end as the sender's cut does, since
-// pieces and fragments are, and so is each part.
+// Decodes, stores or folds the next bytes. Invariant: they are whole items, or encoded ones that end as the sender's
+// cut does, since pieces and fragments are, and so is each part.
 void UcxLink::store(Incoming& message, const std::byte* data, std::size_t bytes) {
   const RecvRequest& request = message.request;
   if (bytes == 0) return;

@@ -32,7 +32,8 @@ bool UcxLink::send_some() {
   while (sends_posted_ < sends_.size() && send_operations_ < kSendsInFlight) {
     Outgoing& message = sends_[sends_posted_];
     if (!message.header_posted) start(message);
-    while (message.posted < message.request.header.bytes && send_operations_ < kSendsInFlight && send_fragment(message)) moved = true;
+    while (message.posted < message.request.header.bytes && send_operations_ < kSendsInFlight && send_fragment(message))
+      moved = true;
     if (message.posted < message.request.header.bytes) break;
     ++sends_posted_;
     moved = true;

@@ -8,13 +8,17 @@
 
 namespace ringleader {
 
-// In a buffer for a message's first part the header is at kHeaderAt, so that the payload after it is aligned for kernels.
-inline constexpr std::size_t kHeaderAt = (UcxWorker::kAlign - sizeof(MessageHeader) % UcxWorker::kAlign) % UcxWorker::kAlign;
+// In a buffer for a message's first part the header is at kHeaderAt, so that the payload after it is aligned for
+// kernels.
+inline constexpr std::size_t kHeaderAt = (UcxWorker::kAlign - sizeof(MessageHeader) % UcxWorker::kAlign) %
+                                         UcxWorker::kAlign;
 inline constexpr std::size_t kPayloadAt = kHeaderAt + sizeof(MessageHeader);
 inline constexpr std::size_t kFirstBytes = kPayloadAt + UcxLink::kInline;
 static_assert(kPayloadAt % UcxWorker::kAlign == 0);
 
 // Payload bytes that go with the header: all or none.
-inline std::uint64_t inline_bytes(const MessageHeader& header) { return header.bytes <= UcxLink::kInline ? header.bytes : 0; }
+inline std::uint64_t inline_bytes(const MessageHeader& header) {
+  return header.bytes <= UcxLink::kInline ? header.bytes : 0;
+}
 
 }  // namespace ringleader

@@ -51,7 +51,8 @@ bool UcxWorker::usable() const { return worker_ != nullptr && generation_ == for
 void UcxWorker::check(ucs_status_t status, const std::string& what) const {
   if (status == UCS_OK) return;
   const ErrorKind kind = status == UCS_ERR_NO_MEMORY ? ErrorKind::memory : ErrorKind::invalid;
-  throw Error(kind, "UCX " + api_.version() + " (" + api_.library + "): " + what + " failed: " + api_.status_string(status) +
+  throw Error(kind, "UCX " + api_.version() + " (" + api_.library + "): " + what +
+                        " failed: " + api_.status_string(status) +
                         "; UCX_TLS and UCX_NET_DEVICES choose its transports and devices, `ucx_info -d` lists them");
 }
 
@@ -79,8 +80,9 @@ void UcxWorker::open(const std::map<std::string, std::string>& settings) {
   ready_fd_ = ::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
 }
 
-// Where something is still in flight (only transports that cannot break a connection leave it so: shared memory, moved by
-// processors and not by devices), UCX must not be torn down, and is not: nobody calls progress() any more, so nothing moves.
+// Where something is still in flight (only transports that cannot break a connection leave it so: shared memory, moved
+// by processors and not by devices), UCX must not be torn down, and is not: nobody calls progress() any more, so
+// nothing moves.
 void UcxWorker::close() {
   if (generation_ != fork_generation()) {  // the parent's
     for (auto& operation : kept_) static_cast<void>(operation.release());
@@ -115,7 +117,8 @@ int UcxWorker::armed_fd() {
 UcxBuffer UcxWorker::take(std::size_t bytes) {
   taken_ += bytes;
   auto& spare = spare_[bytes];
-  if (spare.empty()) return {{static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{kAlign})), release}, bytes};
+  if (spare.empty())
+    return {{static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{kAlign})), release}, bytes};
   UcxBuffer buffer = std::move(spare.back());
   spare.pop_back();
   return buffer;

@@ -35,9 +35,9 @@ struct UcxOperation {
   const ucx::Api& api;
   std::vector<ucp_dt_iov_t> pieces;
   UcxBuffer buffer;
-  std::size_t bytes = 0;       // of payload that it moves
-  std::size_t received = 0;    // bytes that came
-  void* request = nullptr;     // UCX's; null once done
+  std::size_t bytes = 0;     // of payload that it moves
+  std::size_t received = 0;  // bytes that came
+  void* request = nullptr;   // UCX's; null once done
   ucs_status_t status = UCS_OK;
   bool done = false;
 };
@@ -85,7 +85,7 @@ class UcxWorker {
   int fd_ = -1;        // UCX's
   int ready_fd_ = -1;  // always readable
   bool armed_ = false;
-  bool busy_ = true;   // the last progress() did something
+  bool busy_ = true;  // the last progress() did something
   std::map<std::size_t, std::vector<UcxBuffer>> spare_;
   std::size_t taken_ = 0;
   std::vector<std::unique_ptr<UcxOperation>> kept_;
