@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import ringleader as rl
-from ringleader.adapt import publish
-from ringleader.adapt.network import Network
 from ringleader.compress import ErrorFeedback, OneBit
+from ringleader.runtime.monitor import publish
+from ringleader.runtime.monitor.network import Network
 
 CALLS = 25
 

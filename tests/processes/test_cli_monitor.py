@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 import ringleader as rl
-from ringleader.adapt.network import Network, Peer
-from ringleader.adapt.publish import Publisher, Snapshot, read_snapshots
 from ringleader.cli.main import main
 from ringleader.cli.monitor import picture
+from ringleader.runtime.monitor.network import Network, Peer
+from ringleader.runtime.monitor.publish import Publisher, Snapshot, read_snapshots
 
 
 def snapshots(size: int, age: float = 0.0) -> list[Snapshot]:

@@ -8,10 +8,10 @@ from ringleader._lazy import lazily
 from ringleader.adapt.adaptive import AdaptiveAllReduce, AdaptiveWork
 from ringleader.adapt.arrivals import Arrival, Arrivals
 from ringleader.adapt.formats import Format, allowed
-from ringleader.adapt.network import Network, Peer
 from ringleader.adapt.policy import Settings
-from ringleader.adapt.probes import Prober, probe
 from ringleader.adapt.switch import Switch
+from ringleader.runtime.monitor.network import Network, Peer
+from ringleader.runtime.monitor.probes import Prober, probe
 
 __all__ = [
     "AdaptiveAllReduce",

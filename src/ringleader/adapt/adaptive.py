@@ -25,7 +25,6 @@ from ringleader.adapt.estimates import Estimates
 from ringleader.adapt.exchange import Exchange, agree
 from ringleader.adapt.formats import EXACT, Format, allowed
 from ringleader.adapt.loads import Candidate
-from ringleader.adapt.network import format_rate
 from ringleader.adapt.policy import Policy, Settings
 from ringleader.adapt.switch import Marks, Switch
 from ringleader.errors import AbortedError, ClosedError, CollectiveTimeout, InvalidArgument, PeerLost
@@ -33,6 +32,7 @@ from ringleader.runtime import calls, compressed
 from ringleader.runtime.communicator import Communicator
 from ringleader.runtime.config import logger
 from ringleader.runtime.dtypes import ReduceOp
+from ringleader.runtime.monitor.network import format_rate
 from ringleader.runtime.watched import unseen
 
 __all__ = ["AdaptiveAllReduce", "AdaptiveWork", "Switch"]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ringleader.adapt.estimates import Row, rows_of
-from ringleader.adapt.network import Reading, flow_rate
 from ringleader.errors import InvalidArgument
 from ringleader.runtime.communicator import Communicator
+from ringleader.runtime.monitor.network import Reading, flow_rate
 from ringleader.runtime.watched import unseen
 
 __all__ = ["Exchange", "agree"]

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from dataclasses import dataclass
 
-from ringleader.adapt.network import format_rate
+from ringleader.runtime.monitor.network import format_rate
 
 __all__ = ["Marks", "Switch"]
 

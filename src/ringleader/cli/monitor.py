@@ -18,9 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ringleader.adapt.network import HEADINGS, Network, cells, format_rate, format_seconds
-from ringleader.adapt.publish import SILENT, Snapshot, default_directory, read_snapshots
 from ringleader.errors import InvalidArgument, SpawnError
+from ringleader.runtime.monitor.network import HEADINGS, Network, cells, format_rate, format_seconds
+from ringleader.runtime.monitor.publish import SILENT, Snapshot, default_directory, read_snapshots
 from ringleader.runtime.spawn import WorkerGroup
 
 __all__ = ["run_monitor"]

@@ -13,9 +13,9 @@ from ringleader.runtime.workers import Workers
 
 if TYPE_CHECKING:
     from ringleader._core import Communicator as Core
-    from ringleader.adapt.network import Network
-    from ringleader.adapt.publish import Publisher
     from ringleader.runtime.communicator import Communicator
+    from ringleader.runtime.monitor.network import Network
+    from ringleader.runtime.monitor.publish import Publisher
 
 __all__ = ["Watched", "unseen"]
 
@@ -58,7 +58,7 @@ class Watched:
         self._since = time.monotonic()
         self._publisher = None
         if monitor != "0":
-            from ringleader.adapt.publish import Publisher  # only who asks pays for the import
+            from ringleader.runtime.monitor.publish import Publisher  # only who asks pays for the import
 
             self._publisher = Publisher(cast("Communicator", self), None if monitor == "1" else monitor)
 
@@ -120,7 +120,7 @@ class Watched:
         ...     comm.network().size
         1
         """
-        from ringleader.adapt import network, probes  # only who asks pays for the import
+        from ringleader.runtime.monitor import network, probes  # only who asks pays for the import
 
         self._check_usable()
         comm = cast("Communicator", self)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringleader.adapt.network import Network, Reading, measure
 from ringleader.errors import InvalidArgument, RingleaderError
 from ringleader.runtime.config import logger
 from ringleader.runtime.filestore import base_directory
+from ringleader.runtime.monitor.network import Network, Reading, measure
 from ringleader.runtime.presence import start_time
 
 if TYPE_CHECKING:
