@@ -304,6 +304,47 @@ def topo(
 
 
 @app.command()
+def simulate(
+    topology: Annotated[
+        str,
+        typer.Argument(help="A name, fat-tree:host=hgx-h100,hosts=64, NCCL's XML, or a matrix of nvidia-smi."),
+    ],
+    algorithm: Annotated[str, typer.Option("-a", "--algorithm", help="A list of algorithms, or all.")] = "all",
+    collective: Annotated[str, typer.Option("--collective", "-c", help="Collective.")] = "all_reduce",
+    minbytes: Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size, with K, M or G.")] = "1K",
+    maxbytes: Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")] = "1G",
+    stepfactor: Annotated[float, typer.Option("-f", "--stepfactor", help="Each size is so many times the last.")] = 4.0,
+    root: _Root = 0,
+    channels: Annotated[int, typer.Option(min=1, help="Copies side by side, on slices of the data.")] = 1,
+    segments: Annotated[int, typer.Option(min=1, help="Segments of each chunk, one step behind the other.")] = 1,
+    protocol: Annotated[str | None, typer.Option(help="NCCL's: LL, LL128, Simple. Default: the fastest.")] = None,
+    straggler: Annotated[
+        list[str] | None, typer.Option(help="RANK=MICROSECONDS that a rank starts late; may be given again.")
+    ] = None,
+    jitter: Annotated[float, typer.Option(help="Spread of the logarithm of each transfer's time.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    in_network: Annotated[bool, typer.Option("--in-network", help="Add all-reduce by switches (NVLS, SHARP).")] = False,
+    best: Annotated[int, typer.Option(min=1, help="Of many algorithms, show so many for each size.")] = 3,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the fastest at the largest size here, for Perfetto.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All results as JSON instead.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Plot time over size here (png, svg, pdf).")] = None,
+) -> None:
+    """Predict what collectives take on a cluster that need not exist."""
+    from ringleader.cli.simulate import run_simulate
+
+    options: dict[str, Any] = {
+        "collective": collective, "root": root, "channels": channels, "segments": segments, "protocol": protocol,
+        "jitter": jitter, "seed": seed,
+    }  # fmt: skip
+    limits = (parse_size(minbytes), parse_size(maxbytes), stepfactor)
+    run_simulate(
+        console(), topology, algorithm, limits, options, straggler or [], in_network, best, as_json, plot, trace
+    )
+
+
+@app.command()
 def doctor() -> None:
     """Check this machine: versions, cores, memory, interfaces, variables, and two ranks over each transport."""
     if code := diagnose(console()):
