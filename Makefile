@@ -19,6 +19,7 @@ help:
 	@echo 'make demo         train a small GPT on real text over Ringleader and over Gloo'
 	@echo 'make bench-peers  measure against Open MPI, MPICH, Intel MPI, which it installs below build/peers'
 	@echo 'make bench-regret measure what the tuned choice costs against the best (REGRET_ARGS="--places 2:shm --keep")'
+	@echo 'make bench-scale  what the built-in choice costs in simulation, for up to 512 hosts (an hour; SCALE_ARGS=--help)'
 	@echo 'make bench-compression  what compressors cost on one core, against torch; rewrites the table in docs/'
 	@echo 'make bench-convergence  train with every compressor on real data, against uncompressed'
 	@echo 'make bench-slow   training steps at 200 Mbit/s and 1 Gbit/s, compressed and not (root)'
@@ -81,6 +82,10 @@ bench-training: setup
 .PHONY: bench-regret
 bench-regret: setup
 	$(BIN)/python benchmarks/regret.py $(REGRET_ARGS)
+
+.PHONY: bench-scale
+bench-scale: setup
+	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 
 # CONVERGENCE_ARGS='--tasks digits --seeds 2', SLOW_ARGS='--ranks 2 --rates 200'; see --help.
 .PHONY: bench-compression bench-convergence bench-slow

@@ -321,6 +321,14 @@ def test_what_is_expected_of_the_rules() -> None:
     assert chosen("all_reduce", 256 << 10, "mixed", 8) == "hierarchical:outer=rabenseifner"
     assert chosen("all_reduce", 16 << 20, "mixed", 8) == chosen("all_reduce", 16 << 20, "mixed", 7) == "hierarchical"
     assert chosen("broadcast", 16 << 20, "net", 8) == "chain"  # 8 segments is its default
+    # Many ranks: no ring where its steps cost more than its bytes.
+    assert chosen("all_reduce", 8, "net", 64) == "recursive_multiplying"
+    assert chosen("all_reduce", 1 << 20, "net", 512) == "bcube"
+    assert chosen("all_reduce", 1 << 30, "net", 512).startswith("ring")
+    assert chosen("broadcast", 1 << 20, "net", 512) == "double_binary_tree:segments=16"
+    hosts = [rank // 8 for rank in range(4096)]
+    found = {c: select(c, 1 << 20, 4096, hosts, 4, env={}).algorithm for c in ("all_reduce", "broadcast")}
+    assert found == {"all_reduce": "hierarchical:outer=bcube", "broadcast": "double_binary_tree:segments=16"}
 
 
 def test_segments_are_powers_of_two_and_not_cut_too_fine() -> None:

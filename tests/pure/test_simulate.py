@@ -71,16 +71,16 @@ def test_flows_that_share_a_link_share_its_bandwidth() -> None:
         assert simulation.result(36e9).bottleneck.name == ("a -> b" if pairs > 1 else "a0 -> a")
 
 
-def test_ranks_of_one_numa_node_share_its_memory() -> None:
+def test_ranks_of_one_numa_node_copy_by_themselves() -> None:
     host = generate.cpu_host(sockets=1)
     node = host.ranks[0]
-    costs = Costs("memory", copy=10e9)
-    two = simulate("ring", host, 1e9, placement=[node] * 2, costs=costs)
-    four = simulate("ring", host, 1e9, placement=[node] * 4, costs=costs)
-    # Each of n ranks sends 2 (n - 1) / n of the data, all through one memory.
-    assert two.seconds == pytest.approx(2 * 1.0 / 10)
-    assert four.seconds == pytest.approx(6 * 1.0 / 10)
-    assert four.bottleneck is not None and four.bottleneck.name == f"memory of {node}"
+    for n in (2, 4):
+        result = simulate("ring", host, 1e9, placement=[node] * n, costs=Costs("memory", copy=10e9))
+        assert result.seconds == pytest.approx(2 * (n - 1) / n * 1e9 / 10e9)
+        assert result.bottleneck is not None and result.bottleneck.name == "copies of rank 0"
+    # A root that copies to all others does so one after the other.
+    linear = simulate("linear", host, 1e9, placement=[node] * 4, collective="broadcast", costs=Costs("m", copy=10e9))
+    assert linear.seconds == pytest.approx(3 * 0.1)
 
 
 # ------------------------------------------------------------------------------------------- what must hold always

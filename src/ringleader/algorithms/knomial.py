@@ -3,6 +3,7 @@ messages in each."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from ringleader.schedule import Builder, Schedule
 
 __all__ = ["all_reduce", "bcube", "broadcast", "gather", "recursive_multiplying", "reduce", "scatter"]
 
+_WIDEST = 4  # times the radix: larger groups send more messages than folding ranks into the core does
 RADIX = Parameter("radix", 4, "k: a step makes k of one", low=2, high=256)
 
 
@@ -127,16 +129,29 @@ def scatter(n: int, root: int = 0, radix: int = 4) -> Schedule:
 # ---------------------------------------------------------------- groups that exchange
 
 
-def _factors(n: int, radix: int) -> list[int]:
-    """Sizes of the groups in each phase: k, k, ..., and at last what still fits.
+@functools.lru_cache(maxsize=1024)
+def _factors(n: int, radix: int) -> tuple[int, ...]:
+    """Sizes of the groups in each phase: k, k, ..., then smaller and larger ones, up to 4 k, if so they divide n.
 
-    Their product is the core, at least half of n; other ranks are folded into it.
+    Their product is the core. If no such groups divide n, the core is the next smaller number that they do divide, and
+    the other ranks are folded into it.
     """
-    factors, left = [], n
-    while left >= radix:
-        factors.append(radix)
-        left //= radix
-    return [*factors, left] if left > 1 else factors
+    for p in range(n, 0, -1):
+        factors, left = [], p
+        while left % radix == 0:
+            factors.append(radix)
+            left //= radix
+        rest: list[int] = []
+        for prime in range(2, _WIDEST * radix + 1):
+            while left % prime == 0:
+                if rest and rest[-1] * prime <= radix:
+                    rest[-1] *= prime
+                else:
+                    rest.append(prime)
+                left //= prime
+        if left == 1 and 2 * p >= n:
+            return (*factors, *reversed(rest))
+    raise AssertionError("unreachable: a power of two is always found")
 
 
 def _core(n: int, radix: int) -> int:
@@ -161,7 +176,8 @@ def _fold_steps(n: int, radix: int) -> int:
 def recursive_multiplying(n: int, root: int = 0, radix: int = 4) -> Schedule:
     """All-reduce by recursive multiplying, of which recursive doubling is the case k = 2.
 
-    The core has p = j k^m ranks, with j < k. All of a group fold the same operands in the same order, so all ranks get
+    The core is what `_factors` makes of n: n itself, unless it has large prime factors. All of a group
+    fold the same operands in the same order, so all ranks get
     the same bits.
     """
     p = _core(n, radix)
@@ -189,7 +205,7 @@ def recursive_multiplying(n: int, root: int = 0, radix: int = 4) -> Schedule:
 def bcube(n: int, root: int = 0, radix: int = 4) -> Schedule:
     """All-reduce on a BCube: recursive halving and doubling with k parts instead of two.
 
-    The core has p = j k^m ranks, with j < k.
+    The core is what `_factors` makes of n: n itself, unless it has large prime factors.
     """
     p = _core(n, radix)
     b = Builder("reduce_scatter", p, chunks=p)

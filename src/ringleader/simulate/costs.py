@@ -28,7 +28,7 @@ class Costs:
     efficiency
         Share of the links' bandwidth that data get, by medium; the rest are headers, flags and gaps.
     copy
-        Bytes per second between ranks of one NUMA node or device.
+        Bytes per second that a rank copies to others of its NUMA node or device.
     reduce
         Bytes per second that a rank combines; infinite: while they arrive.
     message

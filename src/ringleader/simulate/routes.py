@@ -76,11 +76,11 @@ class Fabric:
             capacity += [np.inf if link.bandwidth is None else link.bandwidth] * 2
             latency += [link.latency or 0.0] * 2
         self._least = [min((cost for _, _, cost in around), default=0) for around in self._around]
-        # What ranks of one node exchange goes through its memory: a link more for each node that has ranks.
-        self._memory = {node: len(capacity) + i for i, node in enumerate(dict.fromkeys(self.ranks))}
-        self.capacity: NDArray[np.float64] = np.array(capacity + [1.0] * len(self._memory))
-        """Bytes per second of each directed link; infinite where it is not known, 1 for memory (costs tell it)."""
-        self.latency: NDArray[np.float64] = np.array(latency + [0.0] * len(self._memory))
+        # What ranks of one node exchange, its source copies: a link more for each rank; costs tell its capacity.
+        self._copies = len(capacity)
+        self.capacity: NDArray[np.float64] = np.array(capacity + [1.0] * self.size)
+        """Bytes per second of each directed link; infinite where it is not known, 1 for a rank's copies."""
+        self.latency: NDArray[np.float64] = np.array(latency + [0.0] * self.size)
         """Seconds of each directed link."""
         self._routes: dict[tuple[int, int], tuple[tuple[int, ...], Medium]] = {}
         # Ways within hosts of one shape are found once: as places in the host's own list of links, and directions.
@@ -103,9 +103,9 @@ class Fabric:
         return tuple(numbers.setdefault(self._host[p] if self._host[p] >= 0 else ~p, len(numbers)) for p in places)
 
     def name(self, link: int) -> str:
-        """A directed link for people: ``a -> b``, or ``memory of a``."""
-        if link >= 2 * len(self._links):
-            return f"memory of {self.ranks[0] if not self._memory else _key(self._memory, link)}"
+        """A directed link for people: ``a -> b``, or ``copies of rank 3``."""
+        if link >= self._copies:
+            return f"copies of rank {link - self._copies}"
         found = self._links[link // 2]
         if not found.duplex:
             return f"{found.a} - {found.b}"
@@ -156,7 +156,7 @@ class Fabric:
     def _find(self, src: int, dst: int) -> tuple[int, ...]:
         a, b = (self._ids[self.ranks[rank]] for rank in (src, dst))
         if a == b:
-            return (self._memory[self.ranks[src]],)
+            return (self._copies + src,)
         if self._host[a] == self._host[b] >= 0:
             inside = self._within(a, b)
             if inside is not None:
@@ -286,7 +286,7 @@ class Fabric:
     def _medium(self, links: Sequence[int]) -> Medium:
         worst = Medium.MEMORY
         for link in links:
-            if link >= 2 * len(self._links):
+            if link >= self._copies:
                 continue
             found = self._links[link // 2]
             if found.kind is LinkKind.NETWORK:
@@ -308,7 +308,3 @@ def _hosts(topology: Topology, ids: Mapping[str, int]) -> list[int]:
         else:
             found.append(-1 if node.parent is None else found[ids[node.parent]])
     return found
-
-
-def _key(table: Mapping[str, int], value: int) -> str:
-    return next(key for key, found in table.items() if found == value)

@@ -6,6 +6,8 @@ All but the base class is in a mixin, `Group`: from torch 2.14 on a class derive
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 import threading
 import time
@@ -41,6 +43,21 @@ from ringleader.torch.work import CompositeWork, Holder, RingleaderWork
 
 __all__ = ["Group", "ProcessGroupRingleader", "create"]
 
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def _keep_stores() -> None:
+    """In a forked child: torch's stores are never destroyed.
+
+    torch's server of a store would wait for its thread, which the child does not have. If the child has started threads
+    of its own, one of them may have had the same identity since, and the child is ended by what the wait throws.
+    """
+    for group in list(_groups):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group._store))
+
+
+os.register_at_fork(after_in_child=_keep_stores)
+
 
 class Group(Collectives):
     """What torch asks of a process group or of a backend; a mixin for classes derived from one of them.
@@ -75,6 +92,7 @@ class Group(Collectives):
         hosts: Sequence[int] | None = None,
     ) -> None:
         self._rank, self._size, self._store = rank, size, store
+        _groups.add(self)
         self._ranks = list(ranks)
         self._group_name, self._group_desc = name, ""
         self._timeout = timeout.total_seconds()

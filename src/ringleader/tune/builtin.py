@@ -1,7 +1,9 @@
 """The built-in rules: which algorithm and protocol for which collective, layout, number of ranks and size.
 
 The first rule that fits decides. This table is the only place with thresholds. Between nodes they are about the bytes
-that travel, so that a wire format moves them (`Rule.wire_bytes`).
+that travel, so that a wire format moves them (`Rule.wire_bytes`). One host, two hosts, and up to 9 ranks: as measured.
+More: as simulated (`ringleader.simulate`, benchmarks/results/scale.md), so as to be near the best at any link speed
+from 1 to 400 Gbit/s.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from ringleader.tune.rules import Range, Rule, RuleSet
 
 __all__ = ["BUILT_IN"]
 
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 ANY = ANY_RANGE.high
 
 
 def _rule(
     collective: str, layouts: str, ranks: int, nbytes: int, algorithm: str, protocol: str, segment: int = 0, *,
-    fewest: int = 0, ranks_per_node: Range = ANY_RANGE, even: bool | None = None,
+    fewest: int = 0, nodes: Range = ANY_RANGE, ranks_per_node: Range = ANY_RANGE, even: bool | None = None,
 ) -> Rule:  # fmt: skip
     """A rule for at most so many ranks and bytes, and no fewer ranks than `fewest`."""
     size = Range(0, nbytes)
@@ -26,6 +28,7 @@ def _rule(
         collective,
         tuple(layouts.split()),
         ranks=Range(fewest, ranks),
+        nodes=nodes,
         ranks_per_node=ranks_per_node,
         even=even,
         nbytes=size if local else ANY_RANGE,
@@ -37,6 +40,12 @@ def _rule(
 
 
 _POWERS = tuple(1 << bits for bits in range(2, 9))  # numbers of ranks
+_MANY = 10  # ranks; fewer were measured
+_SEVERAL = Range(3, ANY)  # hosts
+_SOME = Range(3, 24)  # few enough that each sends to all others at once
+# From so many ranks, or hosts, up to so many bytes: the steps of a ring, of which there are as many as ranks, cost more
+# than its bytes.
+_STEPS_COUNT = ((10, 4 * MIB), (33, 32 * MIB), (129, 256 * MIB), (1025, ANY))
 
 # fmt: off
 _RULES: tuple[Rule, ...] = (
@@ -45,6 +54,20 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_reduce",     "shm",          16,   8 * KIB, "one_shot",             "push"),
     _rule("all_reduce",     "shm",         128,       512, "one_shot",             "push"),
     _rule("all_reduce",     "shm",         ANY,       ANY, "two_shot",             "push"),
+    # Many hosts of several ranks.
+    _rule("all_reduce",     "mixed",       ANY,   1 * KIB, "hierarchical:outer=recursive_multiplying", "push",
+          nodes=_SEVERAL, fewest=_MANY, even=True),
+    _rule("all_reduce",     "mixed",       ANY,   1 * KIB, "hierarchical_leader:outer=recursive_multiplying", "push",
+          nodes=_SEVERAL, fewest=_MANY),
+    _rule("all_reduce",     "mixed",       ANY,   8 * KIB, "hierarchical:outer=recursive_doubling", "push",
+          nodes=_SEVERAL, fewest=_MANY, even=True),
+    _rule("all_reduce",     "mixed",       ANY,   8 * KIB, "hierarchical_leader", "push", nodes=_SEVERAL, fewest=_MANY),
+    _rule("all_reduce",     "mixed",       ANY,   4 * MIB, "hierarchical:outer=bcube", "push",
+          nodes=_SEVERAL, fewest=_MANY, even=True),
+    _rule("all_reduce",     "mixed",       ANY,   4 * MIB, "hierarchical_leader:outer=bcube", "push",
+          nodes=_SEVERAL, fewest=_MANY),
+    *(_rule("all_reduce",   "mixed",       ANY,      most, "hierarchical:outer=bcube", "push", nodes=Range(hosts, ANY),
+            even=True) for hosts, most in _STEPS_COUNT),
     # Hosts of several ranks: every byte crosses the network as rarely as can be (benchmarks/results/hierarchical.md).
     # Shards of uneven hosts have different bounds, so the data is cut into as many chunks as the least common multiple
     # of their numbers of ranks: few only if these are small.
@@ -60,33 +83,67 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_reduce",     "net",           2, 512 * KIB, "one_shot",             "push"),
     _rule("all_reduce",     "net",           2, 8192 * KIB, "two_shot",            "push"),
     _rule("all_reduce",     "net",           2,       ANY, "one_shot",             "push"),
+    _rule("all_reduce",     "net",         ANY,   1 * KIB, "recursive_multiplying", "push", fewest=_MANY),
+    _rule("all_reduce",     "net",         ANY,   8 * KIB, "recursive_doubling",   "push", fewest=_MANY),
+    *(_rule("all_reduce",   "net",         ANY,      most, "bcube",                "push", fewest=ranks)
+      for ranks, most in _STEPS_COUNT),
     _rule("all_reduce",     "net mixed",   ANY,  32 * KIB, "recursive_doubling",   "push"),
     _rule("all_reduce",     "net mixed",   ANY, 256 * KIB, "rabenseifner",         "push"),
     _rule("all_reduce",     "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
     _rule("all_reduce",     "shm net mixed", ANY,     ANY, "rabenseifner",         "push"),
 
     _rule("reduce_scatter", "shm",         ANY,       ANY, "direct",               "pull"),
+    _rule("reduce_scatter", "mixed",       ANY,   4 * MIB, "hierarchical:outer=direct", "push",
+          nodes=_SOME, fewest=_MANY),
+    *(_rule("reduce_scatter", "mixed",     ANY,      most, "hierarchical:outer=pat", "push", nodes=Range(hosts, ANY))
+      for hosts, most in _STEPS_COUNT),
     _rule("reduce_scatter", "mixed",       ANY, 256 * KIB, "hierarchical:outer=recursive_halving", "push"),
     _rule("reduce_scatter", "mixed",       ANY,       ANY, "hierarchical",        "push"),
     _rule("reduce_scatter", "net mixed",     2,       ANY, "direct",               "push", 256 * KIB),
+    _rule("reduce_scatter", "net",          24,   4 * MIB, "direct",               "push", fewest=_MANY),
+    *(_rule("reduce_scatter", "net",       ANY,      most, "pat",                  "push", fewest=ranks)
+      for ranks, most in _STEPS_COUNT),
     _rule("reduce_scatter", "net mixed",   ANY, 256 * KIB, "recursive_halving",    "push"),
     _rule("reduce_scatter", "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
     _rule("reduce_scatter", "shm net mixed", ANY,     ANY, "recursive_halving",    "push"),
 
     _rule("all_gather",     "shm",         ANY,       ANY, "direct",               "pull"),
+    _rule("all_gather",     "mixed",       ANY,   4 * MIB, "hierarchical:outer=direct", "push",
+          nodes=_SOME, fewest=_MANY),
+    *(_rule("all_gather",   "mixed",       ANY,      most, "hierarchical:outer=bruck", "push", nodes=Range(hosts, ANY))
+      for hosts, most in _STEPS_COUNT),
     _rule("all_gather",     "mixed",       ANY, 256 * KIB, "hierarchical:outer=bruck", "push"),
     _rule("all_gather",     "mixed",       ANY,       ANY, "hierarchical",        "push"),
     _rule("all_gather",     "net mixed",     2,       ANY, "direct",               "push", 256 * KIB),
+    _rule("all_gather",     "net",          24,   4 * MIB, "direct",               "push", fewest=_MANY),
     # As many messages and bytes as bruck, but with a power of two the blocks of each lie side by side.
     *(_rule("all_gather",   "net mixed",     n, 256 * KIB, "recursive_doubling",   "push", fewest=n) for n in _POWERS),
+    *(_rule("all_gather",   "net",         ANY,      most, "bruck",                "push", fewest=ranks)
+      for ranks, most in _STEPS_COUNT),
     _rule("all_gather",     "net mixed",   ANY, 256 * KIB, "bruck",                "push"),
     _rule("all_gather",     "net mixed",   ANY,       ANY, "ring",                 "push", 256 * KIB),
     _rule("all_gather",     "shm net mixed", ANY,     ANY, "bruck",                "push"),
 
     _rule("broadcast",      "shm",         ANY,       ANY, "linear",               "pull"),
+    _rule("broadcast",      "mixed",       ANY,   1 * KIB, "hierarchical:outer=knomial", "push",
+          nodes=_SEVERAL, fewest=_MANY),
+    _rule("broadcast",      "mixed",       ANY,  64 * KIB, "hierarchical",        "push", nodes=_SEVERAL, fewest=_MANY),
+    _rule("broadcast",      "mixed",        32,   1 * MIB, "chain:segments=16",   "push", nodes=_SEVERAL, fewest=_MANY),
+    _rule("broadcast",      "mixed",        32,       ANY, "chain:segments=64",   "push", nodes=_SEVERAL, fewest=_MANY),
+    _rule("broadcast",      "mixed",       ANY,   1 * MIB, "double_binary_tree:segments=16", "push",
+          nodes=_SEVERAL, fewest=_MANY),
+    *(_rule("broadcast",    "mixed",       ANY,      most, "double_binary_tree:segments=64", "push", fewest=ranks)
+      for ranks, most in _STEPS_COUNT[1:]),
+    _rule("broadcast",      "mixed",       ANY,       ANY, "scatter_allgather",   "push", nodes=_SEVERAL, fewest=_MANY),
     _rule("broadcast",      "mixed",       ANY, 128 * KIB, "hierarchical",        "push"),
     _rule("broadcast",      "mixed",       ANY,       ANY, "hierarchical:outer=chain", "push"),
     _rule("broadcast",      "net mixed",     2,       ANY, "linear",               "push"),
+    _rule("broadcast",      "net",         ANY,   1 * KIB, "knomial",              "push", fewest=_MANY),
+    _rule("broadcast",      "net",         ANY,  16 * KIB, "binomial",             "push", fewest=_MANY),
+    _rule("broadcast",      "net",         ANY,  64 * KIB, "binary_tree",          "push", fewest=_MANY),
+    _rule("broadcast",      "net",         ANY, 512 * KIB, "double_binary_tree",   "push", fewest=_MANY),
+    _rule("broadcast",      "net",         ANY,  32 * MIB, "double_binary_tree:segments=16", "push", fewest=_MANY),
+    _rule("broadcast",      "net",         ANY,       ANY, "double_binary_tree:segments=64", "push", fewest=_MANY),
     _rule("broadcast",      "net mixed",   ANY, 128 * KIB, "binomial",             "push"),
     _rule("broadcast",      "net mixed",   ANY,       ANY, "chain",                "push", 64 * KIB),
 
