@@ -116,11 +116,60 @@ def _rows(collective: str, spec: str, n: int, nodes: Sequence[int]) -> int:
     return int(entry.transfers(n, **entry.arguments(values, nodes)))
 
 
-def summary(found: Sequence[Point]) -> str:
-    """Median, 95th percentile and maximum of the regret."""
-    regrets = sorted(point.regret for point in found)
-    at = lambda share: regrets[min(int(share * len(regrets)), len(regrets) - 1)]  # noqa: E731
-    return f"{len(regrets)} points: median {at(0.5):.2f}, 95% {at(0.95):.2f}, max {regrets[-1]:.2f}"
+def summary(regrets: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 95th percentile and maximum."""
+    return float(np.median(regrets)), float(np.percentile(regrets, 95)), float(np.max(regrets))
+
+
+def report(rows: Sequence[dict[str, str]], before: Sequence[dict[str, str]], folder: Path) -> None:
+    """Write scale.md and scale.png: what the choice costs; by hosts and size, the worst of all speeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    collectives = [c for c in COLLECTIVES if any(row["collective"] == c for row in rows)]
+    lines = [
+        "# The built-in choice, in simulation",
+        "",
+        "Time of what the built-in rules choose over that of the best algorithm, both simulated (docs/simulation.md,",
+        "the costs of the library's engine): hosts of one socket on a switch that does not block.",
+        f"{len(rows)} points: {_values(rows, 'speed')}; {_values(rows, 'hosts')} hosts of {_values(rows, 'each')}",
+        "ranks each, 8 B to 1 GiB. `make bench-scale` simulates them again; scale.csv has each point.",
+        "",
+        "| collective | median | 95% | max | before: median | 95% | max |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for collective in collectives:
+        cells = [
+            f"{value:.2f}"
+            for table in (rows, before)
+            for value in (
+                summary([float(r["regret"]) for r in table if r["collective"] == collective]) if table else ()
+            )
+        ]
+        lines.append(f"| {collective} | " + " | ".join(cells) + " |")
+    lines += ["", "![regret by hosts and size](scale.png)", ""]
+    (folder / "scale.md").write_text("\n".join(lines), encoding="utf-8")
+    figure = Figure(figsize=(5 * len(collectives), 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, collective in zip(np.atleast_1d(figure.subplots(1, len(collectives))), collectives, strict=True):
+        mine = [row for row in rows if row["collective"] == collective]
+        places = sorted({(int(row["hosts"]), int(row["each"])) for row in mine})
+        sizes = sorted({int(row["nbytes"]) for row in mine})
+        worst = np.ones((len(places), len(sizes)))
+        for row in mine:
+            at = places.index((int(row["hosts"]), int(row["each"]))), sizes.index(int(row["nbytes"]))
+            worst[at] = max(worst[at], float(row["regret"]))
+        image = axes.imshow(worst, vmin=1, vmax=3, cmap="viridis_r", aspect="auto")
+        axes.set_title(collective)
+        axes.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes], rotation=60, ha="right", fontsize=7)
+        axes.set_yticks(range(len(places)), [f"{hosts} x {each}" for hosts, each in places], fontsize=7)
+        axes.set_xlabel("bytes")
+    figure.colorbar(image, label="choice over best, worst of all link speeds")
+    figure.savefig(folder / "scale.png", dpi=100)
+
+
+def _values(rows: Sequence[dict[str, str]], column: str) -> str:
+    return ", ".join(dict.fromkeys(row[column] for row in rows))
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -132,32 +181,32 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--each", default=",".join(map(str, EACH)))
     parser.add_argument("--rows", type=float, default=3e5, help="leave out candidates with more transfers")
     parser.add_argument("--output", type=Path, default=RESULTS / "scale.csv")
+    parser.add_argument("--before", type=Path, help="the same of earlier rules, for the table")
+    parser.add_argument("--report-only", action="store_true", help="simulate nothing: write the table of --output")
     given = parser.parse_args(arguments)
-    found: list[Point] = []
-    for collective in given.collectives.split(","):
-        for hosts in map(int, given.hosts.split(",")):
-            for each in map(int, given.each.split(",")):
-                for speed in given.speeds.split(","):
-                    start = time.monotonic()
-                    new = list(points(speed, collective, hosts, each, given.rows))
-                    found += new
-                    if new:
-                        print(
-                            f"{collective} {hosts} x {each} {speed}: {summary(new)}  {time.monotonic() - start:.1f} s",
-                            flush=True,
-                        )
-                        for p in new:
-                            if p.regret > 1.2:
-                                took, could = p.seconds * 1e6, p.least * 1e6
-                                print(
-                                    f"  {p.nbytes:>11} {p.regret:5.2f}  {p.chosen} {took:.0f} us, {p.best} {could:.0f}"
-                                )
-    with given.output.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*Point.__dataclass_fields__, "regret"])
-        writer.writerows([*vars(p).values(), f"{p.regret:.3f}"] for p in found)
-    for collective in given.collectives.split(","):
-        print(collective, summary([p for p in found if p.collective == collective]))
+    if not given.report_only:
+        found: list[Point] = []
+        for collective in given.collectives.split(","):
+            for hosts in map(int, given.hosts.split(",")):
+                for each in map(int, given.each.split(",")):
+                    for speed in given.speeds.split(","):
+                        start = time.monotonic()
+                        found += (new := list(points(speed, collective, hosts, each, given.rows)))
+                        if new:
+                            median, most, worst = summary([point.regret for point in new])
+                            print(
+                                f"{collective} {hosts} x {each} {speed}: median {median:.2f}, 95% {most:.2f}, "
+                                f"max {worst:.2f}  {time.monotonic() - start:.1f} s",
+                                flush=True,
+                            )
+        with given.output.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*Point.__dataclass_fields__, "regret"])
+            writer.writerows([*vars(p).values(), f"{p.regret:.3f}"] for p in found)
+    tables = []
+    for path in (given.output, given.before):
+        tables.append(list(csv.DictReader(path.open())) if path is not None else [])
+    report(tables[0], tables[1], given.output.parent)
 
 
 if __name__ == "__main__":
