@@ -17,6 +17,7 @@ from ringleader.algorithms import check, get, names
 from ringleader.errors import InvalidArgument, RingleaderError
 from ringleader.simulate import Fabric, Simulation
 from ringleader.topology import generate
+from ringleader.tune.rules import PROTOCOLS
 from ringleader.tune.select import select
 
 RESULTS = Path(__file__).parent / "results"
@@ -92,20 +93,25 @@ def points(speed: str, collective: str, hosts: int, each: int, limit: float) -> 
     n, nodes = net.size, net.hosts
     if n == 1:
         return
-    chosen = [select(collective, size, n, nodes, itemsize=4, env={}).algorithm for size in SIZES]
-    times: dict[str, np.ndarray] = {}
-    for spec in dict.fromkeys([*candidates(collective, n, nodes), *chosen]):
+    choices = [select(collective, size, n, nodes, itemsize=4, env={}) for size in SIZES]
+    chosen = [(choice.algorithm, choice.protocol) for choice in choices]
+    specs = {spec for spec, _ in chosen}
+    times: dict[tuple[str, str], np.ndarray] = {}
+    for spec in dict.fromkeys([*candidates(collective, n, nodes), *specs]):
         entry = get(collective, spec.partition(":")[0])
-        if spec not in chosen and entry.name != "ring" and _rows(collective, spec, n, nodes) > limit:
+        if spec not in specs and entry.name != "ring" and _rows(collective, spec, n, nodes) > limit:
             continue
         try:
-            times[spec] = Simulation(spec, net, collective=collective).seconds(SIZES)
+            for protocol in PROTOCOLS if each > 1 else PROTOCOLS[:1]:
+                simulation = Simulation(spec, net, collective=collective, pull=protocol == "pull")
+                times[spec, protocol] = simulation.seconds(SIZES)
         except RingleaderError as error:
             print(f"{collective} {spec} over {hosts} x {each}: {error}", file=sys.stderr)
     for i, size in enumerate(SIZES):
-        best = min(times, key=lambda spec: float(times[spec][i]))
+        taken = float(times[chosen[i] if each > 1 else (chosen[i][0], PROTOCOLS[0])][i])
+        best = min(times, key=lambda key: float(times[key][i]))
         yield Point(
-            speed, collective, hosts, each, size, chosen[i], float(times[chosen[i]][i]), best, float(times[best][i])
+            speed, collective, hosts, each, size, " ".join(chosen[i]), taken, " ".join(best), float(times[best][i])
         )
 
 

@@ -83,6 +83,22 @@ def test_ranks_of_one_numa_node_copy_by_themselves() -> None:
     assert linear.seconds == pytest.approx(3 * 0.1)
 
 
+def test_in_a_node_the_destination_pulls_and_combines_straight_from_the_source() -> None:
+    host = generate.cpu_host(sockets=1)
+    costs = Costs("memory", copy=10e9, reduce=5e9)
+    four = Fabric(host, [host.ranks[0]] * 4)
+
+    def seconds(collective_name: str, spec: str, pull: bool) -> float:
+        return float(Simulation(spec, four, collective=collective_name, costs=costs, pull=pull).seconds(1e9))
+
+    # Three destinations copy at once, or the root copies to them in turn.
+    assert seconds("broadcast", "linear", pull=True) == pytest.approx(0.1)
+    assert seconds("broadcast", "linear", pull=False) == pytest.approx(0.3)
+    # The root combines three times what it reads; nobody copies it first, whatever the protocol.
+    assert seconds("reduce", "linear", pull=True) == seconds("reduce", "linear", pull=False) == pytest.approx(0.6)
+    assert simulate("linear", four, 1e9, collective="reduce", costs=costs).links[0].name == "copies of rank 0"
+
+
 # ------------------------------------------------------------------------------------------- what must hold always
 
 

@@ -133,7 +133,7 @@ class Result:
 class _Routed:
     """A step with its routes: rows are (transfer, link), first in the order of transfers, then in that of links."""
 
-    def __init__(self, step: Step, fabric: Fabric, wire: float) -> None:
+    def __init__(self, step: Step, fabric: Fabric, wire: float, pull: bool = False) -> None:
         moves = step.src != step.dst
         self.src, self.dst = step.src[moves], step.dst[moves]
         ways = [fabric.route(a, b) for a, b in zip(self.src.tolist(), self.dst.tolist(), strict=True)]
@@ -142,6 +142,11 @@ class _Routed:
         self.link = np.fromiter((link for links, _ in ways for link in links), np.int64, int(lengths.sum()))
         self.transfer = np.repeat(np.arange(len(ways)), lengths)
         self.first = np.cumsum(lengths) - lengths
+        # Within a node the destination does what it combines, straight from the source's memory, and copies if it pulls.
+        memory, combined = self.media == Medium.MEMORY, step.combined[moves]
+        self.folds = memory & (combined > 0)
+        taken = memory if pull else self.folds
+        self.link[self.first[taken]] += (self.dst - self.src)[taken]  # links of copies are in the order of ranks
         self.remote = self.media == Medium.NETWORK
         self.share = np.where(self.remote, step.share[moves] * wire, step.share[moves])
         self.latency = np.add.reduceat(fabric.latency[self.link], self.first) if len(ways) else np.zeros(0)
@@ -153,7 +158,9 @@ class _Routed:
         self.by_dst, self.by_src = (np.argsort(end, kind="stable") for end in (self.dst, self.src))
         self.receivers, self.dst_first = np.unique(self.dst[self.by_dst], return_index=True)
         self.senders, self.src_first = np.unique(self.src[self.by_src], return_index=True)
-        self.combined = np.bincount(step.dst, step.combined, minlength=fabric.size)
+        apart = step.combined.copy()
+        apart[np.flatnonzero(moves)[self.folds]] = 0.0
+        self.combined = np.bincount(step.dst, apart, minlength=fabric.size)
         self.copied = np.bincount(step.dst[~moves], (step.share - step.combined)[~moves], minlength=fabric.size)
         ends = np.concatenate((self.src[self.remote], self.dst[self.remote]))
         self.messages = np.bincount(ends, minlength=fabric.size)
@@ -167,6 +174,7 @@ class _Bound:
         efficiency = np.array([costs.efficiency.get(medium, 1.0) for medium in Medium])
         efficiency[Medium.MEMORY] = costs.copy  # such a way is one link, of capacity 1
         self.rate = 1.0 / (fabric.capacity[r.link] * efficiency[r.media[r.transfer]])
+        self.rate[r.first[r.folds]] = 1.0 / min(costs.copy, costs.reduce)
         self.own = r.share[r.transfer] * self.rate
         self.load = np.bincount(r.place, self.own, minlength=len(r.used))
         self.latency = r.latency + np.array([costs.hop.get(medium, 0.0) for medium in Medium])[r.media]
@@ -206,6 +214,8 @@ class Simulation:
         Spread of each transfer's duration: the standard deviation of its logarithm, drawn from `seed`.
     wire
         Bytes on the network for each byte of data, of a wire format: 0.5 for bf16.
+    pull
+        Copies between ranks of one NUMA node or device are done by their destination instead of their source.
     in_network
         Switches combine (NVLink SHARP in a host, SHARP in the network): each rank sends its data once and receives the
         result once. Only all_reduce.
@@ -234,6 +244,7 @@ class Simulation:
         jitter: float = 0.0,
         seed: int = 0,
         wire: float = 1.0,
+        pull: bool = False,
         in_network: bool = False,
     ) -> None:
         self.warnings: list[str] = []
@@ -260,7 +271,7 @@ class Simulation:
         self._jitter, self._seed, self._wire = jitter, seed, wire
         self._in_network = in_network
         self.steps = self._prepare(schedule, root, channels, segments)
-        self._routed = [_Routed(step, self.fabric, wire) for step, _ in self.steps]
+        self._routed = [_Routed(step, self.fabric, wire, pull) for step, _ in self.steps]
         self._bound: dict[str, list[_Bound]] = {}
         self._check_effects(protocol, seed)
 
@@ -548,7 +559,7 @@ def simulate(
         Bytes of the whole data, all blocks together.
     **options
         Those of `Simulation`: collective, root, placement, channels, segments, protocol, costs, stragglers, jitter,
-        seed, wire, in_network.
+        seed, wire, pull, in_network.
 
     Returns
     -------
