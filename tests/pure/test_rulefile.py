@@ -388,7 +388,7 @@ def test_a_rule_that_cannot_be_followed_is_passed_over_and_explained() -> None:
         "passed over mine.json, line 5 (rule 1): all_reduce: ring: all_reduce 'ring'"
     )
     assert explanation.rules[-1].startswith("decided by built-in (rule ")
-    assert "all_reduce[layout=net,ranks=10-,wire_bytes=0-1K]: recursive_multiplying" in explanation.rules[-1]
+    assert "all_reduce[layout=net,ranks=10-,wire_bytes=0-8K]: recursive_multiplying" in explanation.rules[-1]
 
 
 def test_explain_shows_the_deciding_rule() -> None:

@@ -328,7 +328,9 @@ def test_what_is_expected_of_the_rules() -> None:
     assert chosen("broadcast", 1 << 20, "net", 512) == "double_binary_tree:segments=16"
     hosts = [rank // 8 for rank in range(4096)]
     found = {c: select(c, 1 << 20, 4096, hosts, 4, env={}).algorithm for c in ("all_reduce", "broadcast")}
-    assert found == {"all_reduce": "hierarchical:outer=bcube", "broadcast": "double_binary_tree:segments=16"}
+    assert found == {"all_reduce": "hierarchical:outer=bcube", "broadcast": "hierarchical:outer=double_binary_tree"}
+    # A ring of 512 hosts would have millions of transfers.
+    assert select("all_reduce", 1 << 30, 4096, hosts, 4, env={}).algorithm == "hierarchical:outer=bcube"
 
 
 def test_segments_are_powers_of_two_and_not_cut_too_fine() -> None:

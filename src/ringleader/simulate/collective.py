@@ -142,7 +142,7 @@ class _Routed:
         self.link = np.fromiter((link for links, _ in ways for link in links), np.int64, int(lengths.sum()))
         self.transfer = np.repeat(np.arange(len(ways)), lengths)
         self.first = np.cumsum(lengths) - lengths
-        # Within a node the destination does what it combines, straight from the source's memory, and copies if it pulls.
+        # Within a node the destination combines straight from the source's memory, and copies if it pulls.
         memory, combined = self.media == Medium.MEMORY, step.combined[moves]
         self.folds = memory & (combined > 0)
         taken = memory if pull else self.folds

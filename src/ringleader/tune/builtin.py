@@ -42,10 +42,12 @@ def _rule(
 _POWERS = tuple(1 << bits for bits in range(2, 9))  # numbers of ranks
 _MANY = 10  # ranks; fewer were measured
 _SEVERAL = Range(3, ANY)  # hosts
+_FEW = Range(3, 8)
 _SOME = Range(3, 24)  # few enough that each sends to all others at once
 # From so many ranks, or hosts, up to so many bytes: the steps of a ring, of which there are as many as ranks, cost more
 # than its bytes.
 _STEPS_COUNT = ((10, 4 * MIB), (33, 32 * MIB), (129, 256 * MIB), (1025, ANY))
+_RING_TOO_LONG = (257, ANY)  # hosts of several ranks: a ring of them has millions of transfers, made in seconds
 
 # fmt: off
 _RULES: tuple[Rule, ...] = (
@@ -55,19 +57,18 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_reduce",     "shm",         128,       512, "one_shot",             "push"),
     _rule("all_reduce",     "shm",         ANY,       ANY, "two_shot",             "push"),
     # Many hosts of several ranks.
-    _rule("all_reduce",     "mixed",       ANY,   1 * KIB, "hierarchical:outer=recursive_multiplying", "push",
+    _rule("all_reduce",     "mixed",       ANY,   8 * KIB, "hierarchical:outer=one_shot", "push",
+          nodes=_FEW, fewest=_MANY, even=True),
+    _rule("all_reduce",     "mixed",       ANY,   8 * KIB, "hierarchical:outer=recursive_multiplying", "push",
           nodes=_SEVERAL, fewest=_MANY, even=True),
-    _rule("all_reduce",     "mixed",       ANY,   1 * KIB, "hierarchical_leader:outer=recursive_multiplying", "push",
+    _rule("all_reduce",     "mixed",       ANY,   8 * KIB, "hierarchical_leader:outer=recursive_multiplying", "push",
           nodes=_SEVERAL, fewest=_MANY),
-    _rule("all_reduce",     "mixed",       ANY,   8 * KIB, "hierarchical:outer=recursive_doubling", "push",
-          nodes=_SEVERAL, fewest=_MANY, even=True),
-    _rule("all_reduce",     "mixed",       ANY,   8 * KIB, "hierarchical_leader", "push", nodes=_SEVERAL, fewest=_MANY),
     _rule("all_reduce",     "mixed",       ANY,   4 * MIB, "hierarchical:outer=bcube", "push",
           nodes=_SEVERAL, fewest=_MANY, even=True),
     _rule("all_reduce",     "mixed",       ANY,   4 * MIB, "hierarchical_leader:outer=bcube", "push",
           nodes=_SEVERAL, fewest=_MANY),
     *(_rule("all_reduce",   "mixed",       ANY,      most, "hierarchical:outer=bcube", "push", nodes=Range(hosts, ANY),
-            even=True) for hosts, most in _STEPS_COUNT),
+            even=True) for hosts, most in (*_STEPS_COUNT, _RING_TOO_LONG)),
     # Hosts of several ranks: every byte crosses the network as rarely as can be (benchmarks/results/hierarchical.md).
     # Shards of uneven hosts have different bounds, so the data is cut into as many chunks as the least common multiple
     # of their numbers of ranks: few only if these are small.
@@ -83,8 +84,7 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_reduce",     "net",           2, 512 * KIB, "one_shot",             "push"),
     _rule("all_reduce",     "net",           2, 8192 * KIB, "two_shot",            "push"),
     _rule("all_reduce",     "net",           2,       ANY, "one_shot",             "push"),
-    _rule("all_reduce",     "net",         ANY,   1 * KIB, "recursive_multiplying", "push", fewest=_MANY),
-    _rule("all_reduce",     "net",         ANY,   8 * KIB, "recursive_doubling",   "push", fewest=_MANY),
+    _rule("all_reduce",     "net",         ANY,   8 * KIB, "recursive_multiplying", "push", fewest=_MANY),
     *(_rule("all_reduce",   "net",         ANY,      most, "bcube",                "push", fewest=ranks)
       for ranks, most in _STEPS_COUNT),
     _rule("all_reduce",     "net mixed",   ANY,  32 * KIB, "recursive_doubling",   "push"),
@@ -125,23 +125,19 @@ _RULES: tuple[Rule, ...] = (
     _rule("all_gather",     "shm net mixed", ANY,     ANY, "bruck",                "push"),
 
     _rule("broadcast",      "shm",         ANY,       ANY, "linear",               "pull"),
-    _rule("broadcast",      "mixed",       ANY,   1 * KIB, "hierarchical:outer=knomial", "push",
+    _rule("broadcast",      "mixed",       ANY,   8 * KIB, "hierarchical:outer=knomial", "pull",
           nodes=_SEVERAL, fewest=_MANY),
-    _rule("broadcast",      "mixed",       ANY,  64 * KIB, "hierarchical",        "push", nodes=_SEVERAL, fewest=_MANY),
-    _rule("broadcast",      "mixed",        32,   1 * MIB, "chain:segments=16",   "push", nodes=_SEVERAL, fewest=_MANY),
-    _rule("broadcast",      "mixed",        32,       ANY, "chain:segments=64",   "push", nodes=_SEVERAL, fewest=_MANY),
-    _rule("broadcast",      "mixed",       ANY,   1 * MIB, "double_binary_tree:segments=16", "push",
+    _rule("broadcast",      "mixed",       ANY,  64 * KIB, "hierarchical",        "pull", nodes=_SEVERAL, fewest=_MANY),
+    _rule("broadcast",      "mixed",       ANY, 512 * KIB, "hierarchical:outer=chain", "pull",
+          nodes=_FEW, fewest=_MANY),
+    _rule("broadcast",      "mixed",       ANY,       ANY, "hierarchical:outer=double_binary_tree", "pull",
           nodes=_SEVERAL, fewest=_MANY),
-    *(_rule("broadcast",    "mixed",       ANY,      most, "double_binary_tree:segments=64", "push", fewest=ranks)
-      for ranks, most in _STEPS_COUNT[1:]),
-    _rule("broadcast",      "mixed",       ANY,       ANY, "scatter_allgather",   "push", nodes=_SEVERAL, fewest=_MANY),
     _rule("broadcast",      "mixed",       ANY, 128 * KIB, "hierarchical",        "push"),
     _rule("broadcast",      "mixed",       ANY,       ANY, "hierarchical:outer=chain", "push"),
     _rule("broadcast",      "net mixed",     2,       ANY, "linear",               "push"),
-    _rule("broadcast",      "net",         ANY,   1 * KIB, "knomial",              "push", fewest=_MANY),
-    _rule("broadcast",      "net",         ANY,  16 * KIB, "binomial",             "push", fewest=_MANY),
+    _rule("broadcast",      "net",         ANY,   8 * KIB, "knomial",              "push", fewest=_MANY),
     _rule("broadcast",      "net",         ANY,  64 * KIB, "binary_tree",          "push", fewest=_MANY),
-    _rule("broadcast",      "net",         ANY, 512 * KIB, "double_binary_tree",   "push", fewest=_MANY),
+    _rule("broadcast",      "net",         ANY, 512 * KIB, "double_binary_tree:segments=4", "push", fewest=_MANY),
     _rule("broadcast",      "net",         ANY,  32 * MIB, "double_binary_tree:segments=16", "push", fewest=_MANY),
     _rule("broadcast",      "net",         ANY,       ANY, "double_binary_tree:segments=64", "push", fewest=_MANY),
     _rule("broadcast",      "net mixed",   ANY, 128 * KIB, "binomial",             "push"),
