@@ -193,6 +193,9 @@ def test_switches_that_combine_halve_the_bytes() -> None:
     box = generate.hgx_h100()
     in_switch = simulate("ring", box, 1 << 30, in_network=True)
     assert in_switch.seconds < simulate("ring", box, 1 << 30).seconds * 0.65
+    for without in (generate.torus([8]), generate.pcie_box()):
+        with pytest.raises(InvalidArgument, match="no switch that could combine is between rank 0"):
+            simulate("ring", without, 8, in_network=True)
     with pytest.raises(InvalidArgument, match="all_reduce only"):
         simulate("ring", box, 8, collective="all_gather", in_network=True)
 
@@ -295,6 +298,12 @@ def test_sizes_and_costs_are_checked() -> None:
             Costs("x", **wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="has no ranks"):
         simulate("ring", Topology("empty"), 8)
+
+
+def test_what_takes_no_time_has_a_bandwidth() -> None:
+    alone = simulate("ring", generate.torus([1]), 1e8, costs=FREE)
+    assert (alone.seconds, alone.algorithm_bandwidth, alone.bus_bandwidth) == (0.0, float("inf"), float("inf"))
+    assert simulate("ring", generate.torus([2], latency=0.0), 0, costs=FREE).bus_bandwidth == 0.0
 
 
 def test_what_has_no_effect_is_said() -> None:

@@ -93,7 +93,9 @@ class Result:
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes of data per second."""
+        """Bytes of data per second; infinite where nothing takes time."""
+        if self.seconds == 0:
+            return float("inf") if self.nbytes else 0.0
         return self.nbytes / self.seconds
 
     @property
@@ -321,6 +323,12 @@ class Simulation:
             if len(groups) > 1
         ]
         src, dst, share = (np.array(column) for column in zip(*inside, *between, strict=True))
+        for a, b in zip(src.tolist(), dst.tolist(), strict=True):
+            if not self.fabric.crosses(a, b, (Kind.NVSWITCH, Kind.SWITCH)):
+                raise InvalidArgument(
+                    f"in_network: no switch that could combine is between rank {a} ({self.fabric.ranks[a]}) and "
+                    f"rank {b} ({self.fabric.ranks[b]}) of {self.fabric.topology.name!r}; expected one"
+                )
         return Steps(n, ((Step(src, dst, share, np.zeros(len(src))), 1),), "in-network")
 
     def _check_effects(self, protocol: str | None, seed: int) -> None:

@@ -125,6 +125,15 @@ class Fabric:
             found = self._routes[src, dst] = (links, self._medium(links))
         return found
 
+    def crosses(self, src: int, dst: int, kinds: Iterable[Kind]) -> bool:
+        """Whether a node of these kinds is on the route from one rank to another."""
+        ends = {end for link in self.route(src, dst)[0] if link < self._copies for end in self._ends(link)}
+        return any(self.topology[end].kind in kinds for end in ends)
+
+    def _ends(self, link: int) -> tuple[str, str]:
+        found = self._links[link // 2]
+        return found.a, found.b
+
     def unknown(self, links: Iterable[int]) -> list[str]:
         """Names of those links whose bandwidth is not known."""
         return [self.name(link) for link in links if np.isinf(self.capacity[link])]
