@@ -15,7 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
 help:
-	@echo 'make test         set up .venv, build, run all tests of the Python package'
+	@echo 'make test         set up .venv, build, run the quick part of the tests: every subject, a sample of its cases'
+	@echo 'make test-all     all tests of the Python package'
 	@echo 'make demo         train a small GPT on real text over Ringleader and over Gloo'
 	@echo 'make bench-peers  measure against Open MPI, MPICH, Intel MPI, which it installs below build/peers'
 	@echo 'make bench-regret measure what the tuned choice costs against the best (REGRET_ARGS="--places 2:shm --keep")'
@@ -33,7 +34,7 @@ help:
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
 	@echo 'make lint         ruff                 make typecheck   mypy --strict, pyright'
 	@echo 'make docs-check   examples in docstrings, links in the documentation'
-	@echo 'make check        lint, typecheck, docs-check, test-native, sanitize, test'
+	@echo 'make check        lint, typecheck, docs-check, test-native, sanitize, test-all'
 	@echo 'make dev          rebuild the native module in place'
 
 # ---------------------------------------------------------------- set-up
@@ -105,10 +106,13 @@ bench-slow: setup
 TEST_WORKERS ?= 2
 XDIST := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: test verify-all lint typecheck docs-check check
-test: setup
+# The whole suite is test-all; test is its quick part (tests/conftest.py says which), test-rest what that leaves out.
+.PHONY: test test-all test-rest verify-all lint typecheck docs-check check
+test: PART := --quick
+test-rest: PART := --rest
+test test-all test-rest: setup
 	@$(MAKE) --no-print-directory -s mpi || echo 'no MPI: the tests under mpirun are skipped'
-	$(BIN)/python -m pytest $(XDIST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(XDIST) $(PART) $(PYTEST_ARGS)
 
 # TORCH_SUITE_ARGS=--again repeats what failed; --fresh forgets earlier results; see --help.
 .PHONY: test-torch
@@ -154,7 +158,7 @@ docs-check: setup
 	$(BIN)/python -m pytest --doctest-modules src/ringleader $(PYTEST_ARGS)
 	$(BIN)/python tests/check_docs.py
 
-check: lint typecheck docs-check test-native sanitize test
+check: lint typecheck docs-check test-native sanitize test-all
 
 # ---------------------------------------------------------------- native tests
 

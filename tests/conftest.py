@@ -6,6 +6,8 @@ import gc
 import os
 import shutil
 import signal
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,8 +47,41 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests of several hosts where network namespaces cannot be made."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The two parts of the suite; without either option all tests run."""
+    parts = parser.getgroup("parts of the suite").addoption
+    parts("--quick", action="store_const", const="quick", dest="part", help="every test not marked slow, in few cases")
+    parts("--rest", action="store_const", const="rest", dest="part", help="what --quick leaves out")
+
+
+# Of a parametrised test whose cases start processes, one in so many runs in the quick part.
+_ONE_IN = 8
+
+
+def _quick_part(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The quick part: no test marked `slow`, all cases of tests in `tests/pure`, and a sample of the others' cases.
+
+    A sample is taken by a hash of the names: it follows no order of parameters, and a new case changes no other.
+    """
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    quick: set[pytest.Item] = set()
+    pure = Path(__file__).parent / "pure"
+    for same in cases.values():
+        kept = len(same) if pure in same[0].path.parents else -(-len(same) // _ONE_IN)
+        quick.update(sorted(same, key=lambda item: zlib.crc32(item.nodeid.encode()))[:kept])
+    return quick
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take the part that is asked for; skip tests of several hosts where network namespaces cannot be made."""
+    if (part := config.getoption("part")) is not None:
+        quick = _quick_part(items)
+        left_out = [item for item in items if (item in quick) is not (part == "quick")]
+        items[:] = [item for item in items if (item in quick) is (part == "quick")]
+        config.hook.pytest_deselected(items=left_out)
     if os.geteuid() == 0 and shutil.which("ip") is not None:
         return
     skip = pytest.mark.skip(reason="network namespaces need root and iproute2")

@@ -8,6 +8,9 @@ from __future__ import annotations
 import pytest
 from cases import COLLECTIVES, COUNTS, RANKS, Case, cases
 
+QUICK = (4, 5)
+"""Ranks of the quick part: a power of two and another number. Each further one starts processes."""
+
 
 class CollectiveConformance:
     """Every collective and algorithm, n = 1..9, all counts, types, operators, modes and placements."""
@@ -19,10 +22,11 @@ class CollectiveConformance:
         raise NotImplementedError
 
     @pytest.mark.parametrize("collective", COLLECTIVES)  # varies faster than n: executors keep the ranks of one n
-    @pytest.mark.parametrize("n", RANKS)
+    @pytest.mark.parametrize("n", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RANKS])
     def test_conforms(self, n: int, collective: str) -> None:
         self._run(n, list(cases(collective, n, self.counts)))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("n", (12, 16))
     def test_more_ranks(self, n: int) -> None:
         """Ranks beyond the full sweep: an odd multiple of a power of two, and a power of two; counts around n."""

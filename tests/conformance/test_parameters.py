@@ -25,6 +25,7 @@ def batch() -> list[Case]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_every_parameter_runs(transport: str) -> None:
     with rl.WorkerGroup(RANKS, transport=transport) as group:

@@ -15,6 +15,8 @@ from torch_support import Ranks, joined
 
 from ringleader.torch import hooks
 
+pytestmark = pytest.mark.slow
+
 STEPS, BATCH, CONTEXT, LAST = 400, 64, 4, 40
 
 # Above the uncompressed loss, about 2.17. Measured: 0.05 to 0.07 with error feedback, 0.56 to 0.63 without.

@@ -15,6 +15,8 @@ from ringleader import errors
 from ringleader.compress import FP16, ErrorFeedback, Int8, Policy, TopK
 from ringleader.torch import DataParallel
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:

@@ -17,6 +17,8 @@ from torch_support import Ranks, joined
 from ringleader import errors
 from ringleader.torch import DataParallel
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:

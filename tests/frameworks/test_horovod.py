@@ -64,6 +64,7 @@ def operations(_: str) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.slow
 def test_operations(ranks: Ranks) -> None:
     own = [data(r, (5, 3), torch.float32) for r in range(SIZE)]
     total = sum(own, torch.zeros(5, 3))

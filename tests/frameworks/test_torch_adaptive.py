@@ -64,6 +64,7 @@ def trains(path: str, lossy: bool) -> tuple[bytes, list[float], list[str], list[
         return bits, losses, history, marks, len(state["policy"]["compressors"]) == lossy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lossy", [False, True])
 def test_ranks_stay_equal_learn_and_change_together(ranks: Ranks, lossy: bool) -> None:
     results = ranks.run(trains, lossy)

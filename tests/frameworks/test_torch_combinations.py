@@ -18,6 +18,8 @@ from torch_support import TORCH, Ranks, joined
 
 import ringleader.torch
 
+pytestmark = pytest.mark.slow
+
 RANKS, STEPS, MICRO, ROWS = 2, 5, 2, 4
 RATE, MOMENTUM = 0.1, 0.5
 STYLES = ("ddp", "data_parallel", "fsdp2", "zero")

@@ -331,6 +331,7 @@ def training(path: str) -> list[list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_ddp_on_a_mixed_group(ranks: Ranks) -> None:
     for mixed, plain in ranks.run(training):
         assert mixed == pytest.approx(plain, rel=1e-6)

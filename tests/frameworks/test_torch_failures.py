@@ -242,6 +242,7 @@ def exits(name: str, folder: Path, rounds: int) -> list[list[tuple[int, float]]]
     return json.loads(script.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_exit_without_destroy_does_not_hang(tmp_path: Path) -> None:
     for ends in exits("pending", tmp_path, 6):
         assert all(code == 0 and seconds < 29 for code, seconds in ends), ends  # operations have 60 s

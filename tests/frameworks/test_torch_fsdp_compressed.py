@@ -20,9 +20,12 @@ from ringleader.compress import DGC, FP16, ErrorFeedback, Int8, OneBit, Policy, 
 from ringleader.runtime.compressed import reduce_scatter_vector
 from ringleader.torch import fsdp
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(FSDPModule, "set_custom_reduce_scatter"), reason="this torch's FSDP does not let it be replaced"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(FSDPModule, "set_custom_reduce_scatter"), reason="this torch's FSDP does not let it be replaced"
+    ),
+]
 ON_SHARDS = [name for name in WITH_MEMORY if not name.startswith("powersgd")]
 
 

@@ -14,6 +14,8 @@ import ringleader as rl
 import ringleader.torch
 from ringleader.torch.devices.layout import Layout
 
+pytestmark = pytest.mark.slow
+
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64,
 ]  # fmt: skip

@@ -110,6 +110,7 @@ def restarts(path: str, name: str) -> tuple[bytes, list[float], bool, int]:
         return want, losses, bits(second) == want, layouts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOOKS)
 def test_ranks_stay_equal_and_learn_and_a_restart_changes_no_bit(ranks: Ranks, name: str) -> None:
     results = ranks.run(restarts, name)

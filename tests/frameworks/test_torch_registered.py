@@ -81,6 +81,7 @@ def staged(path: str) -> tuple[int, int, bool]:
         return plain, counters()["bytes_staged_in"] - before, torch.equal(x, expected)
 
 
+@pytest.mark.slow
 def test_a_moved_tensor_is_reduced_without_staging(ranks: Ranks) -> None:
     for plain, moved, right in ranks.run(staged):
         assert right

@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 import ringleader as rl
 
+pytestmark = pytest.mark.slow
+
 
 def torch_calls() -> list[tuple[str, int]]:
     """What `last_choice` says after each call, and how many operations were counted for it."""

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).parents[1] / "torch_suite"
 sys.path.insert(0, str(FOLDER))
 
@@ -21,6 +23,7 @@ def suite(journal: Path, *arguments: str) -> tuple[int, str]:
     return run.returncode, run.stdout
 
 
+@pytest.mark.slow
 def test_some_of_the_suite(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     match = "^test_(all_reduce_sum|all_to_all_single_equal_split|broadcast_cuda|monitored_barrier_gloo)$"

@@ -71,6 +71,7 @@ def inference(path: str) -> bool:
         )
 
 
+@pytest.mark.slow
 def test_operations_that_were_called_in_inference_mode(ranks: Ranks) -> None:
     assert all(ranks.run(inference))
 
@@ -205,6 +206,7 @@ with joined(path, ranks=(rank, 2)):
 """
 
 
+@pytest.mark.slow
 def test_debug_level_detail(tmp_path: Path) -> None:
     """torch wraps C++ backends then; this one compares the calls of all ranks at any level."""
     env = {**os.environ, **ENV, "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "ERROR"}

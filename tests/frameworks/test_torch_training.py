@@ -373,6 +373,7 @@ def compiled(path: str) -> tuple[float, float]:
         return difference, float((step(x) - (2.0 * sum(range(n)) + 1)).abs().max())
 
 
+@pytest.mark.slow
 def test_compiled_ddp_and_collectives(ranks: Ranks) -> None:
     for ddp, collective in ranks.run(compiled, timeout=200.0):
         assert ddp < 1e-6 and collective == 0.0

@@ -64,6 +64,7 @@ def until_exact(ranks: list[subprocess.Popen[str]], count: int) -> tuple[float, 
     return worst, history
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("tc") is None, reason="tc (iproute2) is needed to change a line")
 def test_a_line_that_gets_slow_is_answered_within_five_steps_and_one_that_recovers_in_time(hosts: Hosts) -> None:
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ringleader.tune import table
 from ringleader.tune.rules import Range
 
@@ -29,6 +31,7 @@ with rl.init() as comm:
 """
 
 
+@pytest.mark.slow
 def test_a_job_over_two_hosts_is_tuned_for_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     results = outputs(hosts.start_job(TUNE.format(path=str(path)), [2, 2]), timeout=100)

@@ -70,6 +70,7 @@ def test_collectives_over_two_hosts_of_two_ranks(hosts: Hosts) -> None:
     assert sum(json.loads(out)["net"] for _, out, _ in results) > 100_003 * 8
 
 
+@pytest.mark.slow
 def test_two_hosts_train_together_as_over_gloo(hosts: Hosts) -> None:
     pytest.importorskip("torch")
     losses = {}

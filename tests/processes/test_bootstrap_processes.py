@@ -81,6 +81,7 @@ def four():
         yield group
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_named_and_a_longer_limit_helps(four, tmp_path):
     outcomes = four.run(arrive, 2, 2.0, str(tmp_path))
     for rank in (0, 1, 3):
@@ -95,6 +96,7 @@ def test_200_live_groups_need_no_descriptors(four):
         assert grown <= 5 and sums == {0 + 1 + 2 + 3}
 
 
+@pytest.mark.slow
 def test_eight_jobs_at_once_do_not_meet():
     jobs = [WorkerGroup(2, transport="tcp" if job % 2 else None) for job in range(8)]
     results: dict[int, list[list[int]]] = {}
@@ -220,6 +222,7 @@ def test_names_and_families_of_the_master(host, tmp_path):
     assert codes == [0, 0], outputs
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "rank.py"

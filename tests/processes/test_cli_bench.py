@@ -77,6 +77,7 @@ def test_types_and_operators_are_right(tmp_path):
     assert written["average_busbw_gbs"] == pytest.approx(sum(busbw) / len(busbw))
 
 
+@pytest.mark.slow
 def test_against_gloo_with_every_algorithm_over_tcp(tmp_path):
     plot = tmp_path / "bench.png"
     done = ringleader_command(
@@ -152,6 +153,7 @@ def test_wrong_results_are_counted_and_fail(capsys, monkeypatch):
     assert code == 0 and "NOT CHECKED" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_under_torchrun(tmp_path):
     path = tmp_path / "bench.json"
     launcher = (
@@ -224,6 +226,7 @@ def test_state_of_the_machine():
     assert echo is None or echo.returncode == 0
 
 
+@pytest.mark.slow
 def test_benchmarks_write_numbers_table_and_plot(tmp_path):
     done = subprocess.run(
         [

@@ -55,6 +55,7 @@ def test_children_end_beside_compressed_operations() -> None:
     assert run("compressed") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", TORCH)
 def test_children_of_programs_that_use_torch_end(use: str) -> None:
     pytest.importorskip("torch")

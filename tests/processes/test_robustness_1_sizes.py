@@ -95,6 +95,7 @@ def _too_large() -> Any:
     return comm.all_reduce(np.ones(2)).tolist(), text
 
 
+@pytest.mark.slow
 def test_more_than_2_to_the_31_elements() -> None:
     if free_memory() < 12 << 30:
         pytest.skip(f"needs 12 GiB of free memory, has {free_memory() >> 20} MiB")
@@ -103,6 +104,7 @@ def test_more_than_2_to_the_31_elements() -> None:
         assert pair.run(_too_large, timeout=250)[0][0] == [2, 2]
 
 
+@pytest.mark.slow
 def test_counts_that_exceed_2_to_the_31_in_sum_only() -> None:
     if free_memory() < 12 << 30:
         pytest.skip(f"needs 12 GiB of free memory, has {free_memory() >> 20} MiB")

@@ -129,6 +129,7 @@ def _compare(launches: list[list[dict[str, str]]]) -> None:
     assert len(whole) > 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_same_bits_on_all_ranks_in_all_calls_and_launches_also_under_load(transport: str) -> None:
     context = multiprocessing.get_context("spawn")

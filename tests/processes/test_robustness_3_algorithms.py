@@ -61,6 +61,7 @@ def _placements() -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.slow
 def test_in_place_out_of_place_and_async_give_the_same_bits(nine: Workers) -> None:
     ranks = nine.run(_placements)
     assert [seen.pop("") for seen in ranks] == [[]] * N

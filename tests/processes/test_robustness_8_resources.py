@@ -324,6 +324,7 @@ def test_groups_that_come_and_go_leave_no_cycles(four: Workers) -> None:
         assert cycles < 1
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_calls_of_changing_sizes_dropped_unwaited(four: Workers) -> None:
     rounds = 20_000 if LONG else 3000
     for grown, files, arena in four.run(_changing_sizes, rounds, timeout=600 if LONG else 250):
@@ -379,6 +380,7 @@ def _timeouts(rounds: int, groups: int) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_timeouts_leave_nothing_behind(four: Workers) -> None:
     for grown, files, threads, arena in four.run(_timeouts, 500, 500 if LONG else 30, timeout=600 if LONG else 250):
         assert grown < 10 << 20

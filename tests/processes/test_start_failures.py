@@ -252,6 +252,7 @@ TORCH = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["met", "ends"])
 def test_torch_names_a_rank_that_died_and_its_file_can_be_used_again(step, tmp_path):
     """What a killed start left in the file of a `file://` rendezvous is not taken for part of the next one."""

@@ -194,6 +194,7 @@ def test_tune_writes_a_table_that_the_next_start_reads(tmp_path: Path, run: Run)
     assert found[0][2].startswith("tuner (rule ")
 
 
+@pytest.mark.slow
 def test_tune_keeps_older_rules_on_demand(tmp_path: Path) -> None:
     output = tmp_path / "table.json"
     for places, more in (("2:shm", ()), ("2:tcp", ("--keep",))):
@@ -202,6 +203,7 @@ def test_tune_keeps_older_rules_on_demand(tmp_path: Path) -> None:
     assert {rule.layouts for rule in made.rules["1:tcp"].rules} == {("shm",), ("net",)}
 
 
+@pytest.mark.slow
 def test_tune_in_a_job_measures_its_layout(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     output = tmp_path / "table.json"

@@ -273,6 +273,7 @@ def _settings(budget: float, *places: Place) -> Settings:
     return Settings(places, budget, (8, 1 << 10, 1 << 15, 1 << 20), ("all_reduce", "broadcast"), cores=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "allowed"), [(0.0, 1.15), (0.1, 1.25)])
 def test_the_tuner_finds_what_is_fastest(noise: float, allowed: float) -> None:
     machine = MadeUp(noise=noise, secret=1.3)
