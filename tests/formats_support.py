@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ringleader.formats.ompi_algorithms import COLLECTIVES
+from ringleader.tune.formats.ompi_algorithms import COLLECTIVES
 from ringleader.tune.rules import RuleSet, Situation
 
 HERE = Path(__file__).resolve().parent / "data"

@@ -29,8 +29,8 @@ def lazily(
     Examples
     --------
     >>> import ringleader as rl
-    >>> rl.formats.msccl.__name__, "nccl_tuner" in dir(rl.formats), "Communicator" in dir(rl)
-    ('ringleader.formats.msccl', True, True)
+    >>> rl.schedule.formats.msccl.__name__, "nccl_tuner" in dir(rl.tune.formats), "Communicator" in dir(rl)
+    ('ringleader.schedule.formats.msccl', True, True)
     """
     homes = dict(names or {})
     namespace = sys.modules[package].__dict__

@@ -12,9 +12,9 @@ from formats_support import files
 from numpy.typing import NDArray
 
 import ringleader as rl
-from ringleader.formats import msccl
 from ringleader.runtime.store import LocalStore
 from ringleader.schedule import Collective, Schedule
+from ringleader.schedule.formats import msccl
 
 FILES = files("msccl", ".xml")
 

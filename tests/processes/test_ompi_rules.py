@@ -12,8 +12,8 @@ import mpi_launch
 import pytest
 
 from ringleader.algorithms import build
-from ringleader.formats import ompi_rules
 from ringleader.schedule.algebra import expand
+from ringleader.tune.formats import ompi_rules
 from ringleader.tune.rules import Range, Rule, RuleSet
 
 DYNAMIC = ("--mca", "coll_tuned_use_dynamic_rules", "1")

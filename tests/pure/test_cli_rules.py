@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ringleader.cli.main import main
-from ringleader.formats import nccl_tuner, ompi_rules, ompi_rules_json
 from ringleader.tune import rulefile
+from ringleader.tune.formats import nccl_tuner, ompi_rules, ompi_rules_json
 from ringleader.tune.rules import Range, Rule, RuleSet
 
 RULES = RuleSet(

@@ -29,7 +29,7 @@ def test_every_page_with_python_is_run() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("`rl.formats.mscl` reads them.", "rl.formats.mscl does not exist"),
+        ("`rl.tune.formats.mscl` reads them.", "rl.tune.formats.mscl does not exist"),
         ("Call `ringleader.torch.hooks.fp17()`.", "ringleader.torch.hooks.fp17 does not exist"),
         ("See `comm.counter()`.", "comm.counter does not exist"),
         ("Set `RINGLEADER_TRANSPORTS`.", "RINGLEADER_TRANSPORTS is no setting"),

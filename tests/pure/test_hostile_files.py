@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringleader.errors import ScheduleError
-from ringleader.formats import msccl, mscclpp
+from ringleader.schedule.formats import msccl, mscclpp
 
 ALGO = '<algo name="x" proto="LL" nchannels="1" nchunksperloop="{chunks}" ngpus="{n}" coll="allreduce" inplace="1">'
 STEP = (
@@ -111,7 +111,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], str | bytes]]] = {
 CHILD = """
 import resource, sys, time
 from ringleader.errors import ScheduleError
-from ringleader.formats import msccl, mscclpp
+from ringleader.schedule.formats import msccl, mscclpp
 text = sys.stdin.buffer.read()
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before, start = peak(), time.process_time()

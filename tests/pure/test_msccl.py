@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ringleader import algorithms, tune
 from ringleader.errors import InvalidArgument, ScheduleError, VerificationError
 from ringleader.executors import reference
-from ringleader.formats import msccl
 from ringleader.schedule import Builder, Collective, Schedule, verify
+from ringleader.schedule.formats import msccl
 
 FILES = files("msccl", ".xml")
 

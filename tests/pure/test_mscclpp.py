@@ -12,7 +12,7 @@ from formats_support import files
 from ringleader import algorithms
 from ringleader.errors import ScheduleError, VerificationError
 from ringleader.executors import reference
-from ringleader.formats import mscclpp
+from ringleader.schedule.formats import mscclpp
 
 (ALLREDUCE,) = [path for path in files("msccl", ".json") if path.name == "mscclpp-allreduce.json"]
 (PIPELINE,) = [path for path in files("msccl", ".json") if path.name == "mscclpp-allreduce_pipeline.json"]

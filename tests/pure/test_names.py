@@ -30,7 +30,7 @@ def run(code: str, *, torch: bool = True) -> subprocess.CompletedProcess[str]:
 
 def test_every_module_is_an_attribute_of_its_package() -> None:
     """In an interpreter that has imported nothing but ringleader; `dir` lists it, and so does it all of `__all__`."""
-    assert "ringleader.formats" in PACKAGES and "ringleader.runtime.compressed" in PACKAGES
+    assert "ringleader.tune.formats" in PACKAGES and "ringleader.runtime.compressed" in PACKAGES
     code = f"""
 import ringleader, pkgutil
 for path in {PACKAGES!r}:

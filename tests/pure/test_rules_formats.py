@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringleader.errors import InvalidArgument
-from ringleader.formats import nccl_tuner, ompi_rules, ompi_rules_json
-from ringleader.formats.exchange import Cover
+from ringleader.tune.formats import nccl_tuner, ompi_rules, ompi_rules_json
+from ringleader.tune.formats.exchange import Cover
 from ringleader.tune.rules import Range, Rule, RuleSet
 
 REALDATA = Path(os.environ.get("RINGLEADER_REALDATA") or Path(__file__).resolve().parents[3] / "shared" / "realdata")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringleader.errors import InvalidArgument
-from ringleader.formats import nccl_tuner, ompi_rules, ompi_rules_json
+from ringleader.tune.formats import nccl_tuner, ompi_rules, ompi_rules_json
 from ringleader.tune.rules import Range, Rule, RuleSet
 
 # -------------------------------------------------------------------------------------------------- Open MPI, meaning

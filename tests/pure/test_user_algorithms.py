@@ -229,7 +229,7 @@ def test_the_command_line_takes_files(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "3 proved, 0 wrong" in capsys.readouterr().out
     for name in ("out.xml", "out.json"):
         assert main(["export", "cli_module", "-n", "3", "-o", str(tmp_path / name)]) == 0
-    assert rl.formats.msccl.load(tmp_path / "out.xml").transfers == 6
+    assert rl.schedule.formats.msccl.load(tmp_path / "out.xml").transfers == 6
     assert rl.schedule.from_json((tmp_path / "out.json").read_text()) == algorithms.build("all_reduce", "cli_module", 3)
     assert main(["export", "cli_module", "-o", str(tmp_path / "out.txt")]) == 2
     assert "known are: MSCCL (.xml), a schedule (.json)" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def load_msccl(path: str | os.PathLike[str], name: str = "") -> str:
     InvalidArgument
         The name is taken.
     """
-    from ringleader.formats import msccl, mscclpp
+    from ringleader.schedule.formats import msccl, mscclpp
 
     file = Path(path)
     if file.suffix not in (".xml", ".json"):

@@ -14,9 +14,9 @@ from ringleader.cli import choice
 from ringleader.cli.output import console, list_whole_sentences
 from ringleader.cli.words import one_of
 from ringleader.errors import InvalidArgument
-from ringleader.formats import nccl_tuner, ompi_rules, ompi_rules_json
-from ringleader.formats.exchange import Exported, Imported
 from ringleader.tune import rulefile
+from ringleader.tune.formats import nccl_tuner, ompi_rules, ompi_rules_json
+from ringleader.tune.formats.exchange import Exported, Imported
 
 __all__ = ["app"]
 

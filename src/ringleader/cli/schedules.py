@@ -13,9 +13,9 @@ from ringleader import algorithms
 from ringleader._names import unknown
 from ringleader.cli.words import algorithm_specs, collective_name, one_of, parse_range
 from ringleader.errors import InvalidArgument
-from ringleader.formats import msccl
 from ringleader.schedule import Collective, Report, to_json, verify
 from ringleader.schedule.draw import draw_svg, draw_text
+from ringleader.schedule.formats import msccl
 from ringleader.schedule.lower import lower
 
 __all__ = ["draw", "export", "list_algorithms", "parse_nodes", "verify_all"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, NoReturn, Protocol
 
-from ringleader.formats.assemble import Assembler, Place, Taken
 from ringleader.schedule import Buffer, Collective, Schedule
+from ringleader.schedule.formats.assemble import Assembler, Place, Taken
 
 __all__ = ["Access", "Buffers", "Memory", "Shape", "buffer_size", "label", "memory_of", "overwritten_inputs"]
 

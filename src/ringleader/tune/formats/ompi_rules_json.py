@@ -13,10 +13,10 @@ from typing import Any
 
 from ringleader._names import unknown
 from ringleader.errors import InvalidArgument
-from ringleader.formats.exchange import Cover, Exported, Imported, Note
-from ringleader.formats.ompi_algorithms import MpiAlgorithm, MpiCollective, collective_named
-from ringleader.formats.ompi_export import Block, blocks_of
-from ringleader.formats.ompi_import import Decision, rules_of
+from ringleader.tune.formats.exchange import Cover, Exported, Imported, Note
+from ringleader.tune.formats.ompi_algorithms import MpiAlgorithm, MpiCollective, collective_named
+from ringleader.tune.formats.ompi_export import Block, blocks_of
+from ringleader.tune.formats.ompi_import import Decision, rules_of
 from ringleader.tune.rulefile import MAX_BYTES, MAX_RULES, Members, parse_json, shown
 from ringleader.tune.rules import ANY, LAYOUTS, Range, RuleSet
 

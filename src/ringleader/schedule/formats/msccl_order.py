@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ringleader.errors import ScheduleError
-from ringleader.formats.buffers import Memory, memory_of
-from ringleader.formats.msccl_program import RECEIVING, SENDING, Program, Step, ThreadBlock, fail
-from ringleader.formats.order import Uses, cycle, race, sequence
+from ringleader.schedule.formats.buffers import Memory, memory_of
+from ringleader.schedule.formats.msccl_program import RECEIVING, SENDING, Program, Step, ThreadBlock, fail
+from ringleader.schedule.formats.order import Uses, cycle, race, sequence
 
 __all__ = ["Ordered", "locations", "order"]
 

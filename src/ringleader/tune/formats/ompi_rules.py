@@ -14,10 +14,10 @@ from typing import NamedTuple, NoReturn
 
 from ringleader._names import unknown
 from ringleader.errors import InvalidArgument
-from ringleader.formats.exchange import Exported, Imported, Note
-from ringleader.formats.ompi_algorithms import COLLECTIVES, FIXED, MpiCollective
-from ringleader.formats.ompi_export import Block, blocks_of
-from ringleader.formats.ompi_import import Decision, rules_of
+from ringleader.tune.formats.exchange import Exported, Imported, Note
+from ringleader.tune.formats.ompi_algorithms import COLLECTIVES, FIXED, MpiCollective
+from ringleader.tune.formats.ompi_export import Block, blocks_of
+from ringleader.tune.formats.ompi_import import Decision, rules_of
 from ringleader.tune.rulefile import MAX_BYTES, MAX_RULES
 from ringleader.tune.rules import ANY, LAYOUTS, Range, RuleSet
 

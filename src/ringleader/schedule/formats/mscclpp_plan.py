@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ringleader.errors import ScheduleError
-from ringleader.formats.buffers import Memory, buffer_size, memory_of
-from ringleader.formats.msccl_program import COLLECTIVES, MAX_CHUNKS, MAX_GPUS, MAX_MOVES, MAX_STEPS
 from ringleader.schedule import Collective
+from ringleader.schedule.formats.buffers import Memory, buffer_size, memory_of
+from ringleader.schedule.formats.msccl_program import COLLECTIVES, MAX_CHUNKS, MAX_GPUS, MAX_MOVES, MAX_STEPS
 
 __all__ = [
     "MAX_CONTAINERS",

@@ -12,8 +12,8 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from ringleader.errors import ScheduleError
-from ringleader.formats.buffers import buffer_size
 from ringleader.schedule import Collective
+from ringleader.schedule.formats.buffers import buffer_size
 
 __all__ = [
     "COLLECTIVES",

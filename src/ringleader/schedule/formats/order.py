@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.errors import ScheduleError
-from ringleader.formats.buffers import Memory
+from ringleader.schedule.formats.buffers import Memory
 
 MAX_THREADS = 1024
 """Threads up to which a clock of `race` has an entry for each of them."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ringleader.algorithms import canonical
 from ringleader.errors import InvalidArgument
-from ringleader.formats.exchange import Imported, Note
-from ringleader.formats.ompi_algorithms import MpiAlgorithm, MpiCollective
+from ringleader.tune.formats.exchange import Imported, Note
+from ringleader.tune.formats.ompi_algorithms import MpiAlgorithm, MpiCollective
 from ringleader.tune.rulefile import MAX_RULES
 from ringleader.tune.rules import LAYOUTS, Range, Rule, RuleSet
 

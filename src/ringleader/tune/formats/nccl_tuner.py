@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 from ringleader._names import unknown
 from ringleader.algorithms import get, parse_spec
 from ringleader.errors import InvalidArgument
-from ringleader.formats.exchange import Exported, Imported, Note
+from ringleader.tune.formats.exchange import Exported, Imported, Note
 from ringleader.tune.rulefile import MAX_BYTES, MAX_RULES
 from ringleader.tune.rules import ANY, LAYOUTS, MAX_CHANNELS, Range, Rule, RuleSet
 

@@ -76,7 +76,7 @@ def dumps(
     Examples
     --------
     >>> from ringleader.algorithms import build
-    >>> from ringleader.formats import msccl
+    >>> from ringleader.schedule.formats import msccl
     >>> ring = build("all_reduce", "ring", 4)
     >>> msccl.loads(dumps(ring)) == ring
     True

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from ringleader.errors import ScheduleError, VerificationError
-from ringleader.formats.assemble import Taken
-from ringleader.formats.buffers import Access, Buffers, Memory, memory_of, overwritten_inputs
-from ringleader.formats.msccl_order import Ordered, locations, order
-from ringleader.formats.msccl_program import MAX_TEXT, SENDING, Program, Step, fail, parse
-from ringleader.formats.msccl_write import PROTOCOLS, dumps
 from ringleader.schedule import Collective, Schedule, check_spec, verify
+from ringleader.schedule.formats.assemble import Taken
+from ringleader.schedule.formats.buffers import Access, Buffers, Memory, memory_of, overwritten_inputs
+from ringleader.schedule.formats.msccl_order import Ordered, locations, order
+from ringleader.schedule.formats.msccl_program import MAX_TEXT, SENDING, Program, Step, fail, parse
+from ringleader.schedule.formats.msccl_write import PROTOCOLS, dumps
 
 __all__ = ["PROTOCOLS", "dumps", "load", "loads", "parse", "translate"]
 

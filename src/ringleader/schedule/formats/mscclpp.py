@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ringleader.errors import ScheduleError, VerificationError
-from ringleader.formats.buffers import Access, Buffers, Memory, overwritten_inputs
-from ringleader.formats.mscclpp_plan import MAX_TEXT, SIGNALS, WAITS, Channel, Operation, Plan, fail, parse
-from ringleader.formats.order import Uses, cycle, race, sequence
 from ringleader.schedule import Schedule, check_spec, verify
+from ringleader.schedule.formats.buffers import Access, Buffers, Memory, overwritten_inputs
+from ringleader.schedule.formats.mscclpp_plan import MAX_TEXT, SIGNALS, WAITS, Channel, Operation, Plan, fail, parse
+from ringleader.schedule.formats.order import Uses, cycle, race, sequence
 
 __all__ = ["MAX_BARRIER_WAITS", "load", "loads"]
 

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from ringleader.algorithms import get, parse_spec
 from ringleader.errors import InvalidArgument
-from ringleader.formats.exchange import Note
-from ringleader.formats.ompi_algorithms import COLLECTIVES, MpiAlgorithm, MpiCollective
+from ringleader.tune.formats.exchange import Note
+from ringleader.tune.formats.ompi_algorithms import COLLECTIVES, MpiAlgorithm, MpiCollective
 from ringleader.tune.rules import ANY, Range, Rule, RuleSet
 
 __all__ = ["Block", "Cell", "blocks_of"]
