@@ -91,7 +91,8 @@ OpInfo describe(Collective collective, std::uint64_t count, DType dtype, ReduceO
 
 PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, LoweredPtr lowered, int collective,
                  std::uint64_t count, int dtype, int op, Rank root, std::uint64_t algorithm,
-                 const std::optional<std::vector<std::int64_t>>& shape, double factor, int wire) {
+                 const std::optional<std::vector<std::int64_t>>& shape, double factor, int wire,
+                 const std::string& algorithm_name) {
   if (static_cast<int>(lowered->collective) != collective)
     throw Error(ErrorKind::invalid, std::string("the schedule is for ") + name(lowered->collective) + ", not " +
                                         name(static_cast<Collective>(collective)));
@@ -107,6 +108,7 @@ PyPlan make_plan(const std::shared_ptr<Communicator>& communicator, LoweredPtr l
   request.factor = factor;
   request.info = describe(static_cast<Collective>(collective), count, request.dtype, request.op, root, algorithm, shape,
                           factor);
+  algorithm_name.copy(request.info.algorithm_name, sizeof request.info.algorithm_name - 1);
   return {communicator, communicator->make_plan(std::move(request))};
 }
 
@@ -304,20 +306,21 @@ void bind_comm(nb::module_& m) {
           "plan",
           [](PyCommunicator& self, std::shared_ptr<Lowered> lowered, int collective, std::uint64_t count, int dtype,
              int op, Rank root, std::uint64_t algorithm, const std::optional<std::vector<std::int64_t>>& shape,
-             double factor, int wire) {
+             double factor, int wire, const std::string& algorithm_name) {
             return make_plan(self.native, std::move(lowered), collective, count, dtype, op, root, algorithm, shape,
-                             factor, wire);
+                             factor, wire, algorithm_name);
           },
           nb::arg("lowered"), nb::arg("collective"), nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("root"),
-          nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0, nb::arg("wire") = 0)
+          nb::arg("algorithm"), nb::arg("shape").none(), nb::arg("factor") = 1.0, nb::arg("wire") = 0,
+          nb::arg("algorithm_name") = "")
       .def(
           "isend",
           [](PyCommunicator& self, std::uintptr_t ptr, std::size_t nbytes, Rank dst, std::int64_t tag, double timeout,
              nb::handle kept) {
-            return PyWork{
-                self.native,
-                self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout, make_work(kept)),
-                true};
+            return PyWork{self.native,
+                          self.native->isend(reinterpret_cast<const void*>(ptr), nbytes, dst, tag, timeout,
+                                             make_work(kept), call_site(*self.native)),
+                          true};
           },
           nb::arg("ptr"), nb::arg("nbytes"), nb::arg("dst"), nb::arg("tag"), nb::arg("timeout") = 0,
           nb::arg("keep").none() = nb::none())
@@ -327,7 +330,7 @@ void bind_comm(nb::module_& m) {
              nb::handle kept, const nb::sequence& copies, bool exact) {
             return PyWork{self.native,
                           self.native->irecv(reinterpret_cast<void*>(ptr), nbytes, src, tag, timeout,
-                                             make_work(kept, copies), exact),
+                                             make_work(kept, copies), exact, call_site(*self.native)),
                           true};
           },
           nb::arg("ptr"), nb::arg("nbytes"), nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0,
@@ -347,6 +350,18 @@ void bind_comm(nb::module_& m) {
             self.native->close(timeout);
           },
           nb::arg("timeout") = 2.0)
+      .def(
+          "record",
+          [](PyCommunicator& self, std::uint32_t entries, const std::string& path, const std::string& host,
+             const std::string& group) {
+            self.native->recorder().open(entries, path, self.native->rank(), self.native->size(), host, group);
+          },
+          nb::arg("entries"), nb::arg("path"), nb::arg("host"), nb::arg("group"))
+      .def("recorded",
+           [](PyCommunicator& self) {
+             const std::string copy = self.native->recorder().snapshot();
+             return nb::bytes(copy.data(), copy.size());
+           })
       .def("status", &status)
       .def("counters", &counters)
       .def("links", &links)

@@ -35,8 +35,16 @@ void handle_signals() {
 
 void run_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double timeout) {
   require_pointers(*self.plan, in, out);
-  Call call(*self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout);
-  if (self.plan->nbytes <= kHoldBytes && call.spin()) return;
+  Call call(*self.communicator, self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout,
+            &call_site);
+  // Where a call stands in the program is found out only if it takes long: else it would cost more than the call.
+  try {
+    if (self.plan->nbytes <= kHoldBytes && call.spin()) return;
+  } catch (const Error&) {
+    call.locate(call_site(*self.communicator));
+    throw;
+  }
+  call.locate(call_site(*self.communicator));
   for (;;) {
     bool done;
     {
@@ -84,8 +92,9 @@ PyWork start_plan(PyPlan& self, std::uintptr_t in, std::uintptr_t out, double ti
     nb::gil_scoped_acquire again;
     handle_signals();
   }
-  return {self.communicator, self.communicator->start(self.plan, reinterpret_cast<void*>(in),
-                                                      reinterpret_cast<void*>(out), timeout, std::move(work))};
+  return {self.communicator,
+          self.communicator->start(self.plan, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout,
+                                   std::move(work), call_site(*self.communicator))};
 }
 
 PyPlan with_slices(PyPlan& self, const std::vector<std::pair<PyPlan*, std::uint64_t>>& slices) {

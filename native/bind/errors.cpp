@@ -26,6 +26,20 @@ void set_error_types(const nb::dict& given) {
   }
 }
 
+// Called after a failure of a communicator became an exception. Owned as well.
+PyObject* failure_hook = nullptr;
+
+void set_failure_hook(nb::object hook) { Py_XSETREF(failure_hook, hook.is_none() ? nullptr : hook.release().ptr()); }
+
+void tell_of_failure(ErrorKind kind) {
+  if (failure_hook == nullptr || (kind != ErrorKind::timeout && kind != ErrorKind::peer_lost &&
+                                  kind != ErrorKind::mismatch && kind != ErrorKind::aborted))
+    return;
+  PyObject* const result = PyObject_CallNoArgs(failure_hook);
+  if (result == nullptr) PyErr_WriteUnraisable(failure_hook);
+  Py_XDECREF(result);
+}
+
 }  // namespace
 
 nb::object to_python(const Error& error) {
@@ -33,11 +47,14 @@ nb::object to_python(const Error& error) {
   if (!type) type = PyExc_RuntimeError;
   nb::list ranks;
   for (const Rank rank : error.ranks) ranks.append(rank);
-  return nb::borrow(type)(nb::str(error.what()), nb::tuple(ranks));
+  nb::object instance = nb::borrow(type)(nb::str(error.what()), nb::tuple(ranks));
+  tell_of_failure(error.kind);
+  return instance;
 }
 
 void bind_errors(nb::module_& m) {
   m.def("set_error_types", &set_error_types, nb::arg("types"));
+  m.def("set_failure_hook", &set_failure_hook, nb::arg("hook").none());
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
       std::rethrow_exception(pointer);

@@ -33,6 +33,9 @@ struct PyWork {
   }
 };
 
+// Where in the user's program the running Python call is, as a string of the communicator's recorder; 0 if unknown.
+std::uint32_t call_site(Communicator& communicator);
+
 // Throws nanobind::python_error if a signal's handler raised.
 void handle_signals();
 

@@ -240,6 +240,7 @@ void Communicator::close(double timeout_seconds) {
     control_.clear();
   }
   slice_use_.reset();
+  recorder().closed();
   // Who still drives an operation works in this memory: it is given back with the communicator then.
   if (quiet) bury();
 }

@@ -62,12 +62,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Fills in what the request must agree with (rank, slots, connections).
   std::shared_ptr<const Plan> make_plan(PlanRequest request);
   // Each returns `work`, by default a new one.
+  // `site`: where it was called, a string of the recorder.
   std::shared_ptr<WorkState> start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
-                                   std::shared_ptr<WorkState> work = nullptr);
+                                   std::shared_ptr<WorkState> work = nullptr, std::uint32_t site = 0);
   std::shared_ptr<WorkState> isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag, double timeout,
-                                   std::shared_ptr<WorkState> work = nullptr);
+                                   std::shared_ptr<WorkState> work = nullptr, std::uint32_t site = 0);
   std::shared_ptr<WorkState> irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag, double timeout,
-                                   std::shared_ptr<WorkState> work = nullptr, bool exact = false);
+                                   std::shared_ptr<WorkState> work = nullptr, bool exact = false,
+                                   std::uint32_t site = 0);
   // Works of this communicator as one operation in the order of the others: those called later come after it. It is
   // over when all of them are, and fails with the first error among them.
   std::shared_ptr<WorkState> join(std::vector<std::shared_ptr<WorkState>> parts, std::shared_ptr<WorkState> work);
@@ -92,6 +94,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   double timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(double seconds) { timeout_.store(seconds, std::memory_order_relaxed); }
   Mesh& mesh() { return mesh_; }
+  Recorder& recorder() { return execution_.recorder(); }
   void require_usable() {  // throws Error(aborted | closed | forked | invalid)
     if (generation_ != fork_generation() || state() != State::live || aborted(mesh_.own->control)) refuse();
   }
@@ -113,6 +116,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     double timeout = 0;
     std::shared_ptr<WorkState> work;
     std::vector<std::shared_ptr<WorkState>> parts = {};
+    std::uint64_t queued = 0;  // ticks
+    std::uint32_t site = 0;
   };
 
   // How far a thread that drives an operation got with its waiting.
@@ -150,9 +155,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool worth_another_look(std::uint32_t& looked);
   void update_wanted();  // under mutex_
   bool busy() const { return (turn_.load(std::memory_order_acquire) & kBusy) != 0; }
-  void begin(const Plan& plan, void* in, void* out) {
+  void begin(const Plan& plan, void* in, void* out, std::uint64_t queued = 0, std::uint32_t site = 0) {
     if (told_ != Left::nothing) throw_aborted();
-    execution_.begin(plan, in, out, next_sequence_);
+    execution_.begin(plan, in, out, next_sequence_, queued, site);
     ++next_sequence_;
   }
   bool drive(Driver& driver, Clock::time_point until, bool serve_p2p);
@@ -256,7 +261,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 // Communicator and plan must outlive it.
 class Call {
  public:
-  Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout);
+  // `site`: asked where it was called, if that is worth knowing.
+  Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout,
+       std::uint32_t (*site)(Communicator&) = nullptr);
   // Aborts the communicator if the operation was left unfinished.
   ~Call();
   Call(const Call&) = delete;
@@ -264,6 +271,7 @@ class Call {
 
   bool spin();  // tries for a few microseconds, without sleeping or yielding; true if complete
   bool advance(Clock::time_point until);  // true if complete; throws the operation's error
+  void locate(std::uint32_t site);        // where it was called
 
  private:
   void finish();
@@ -274,6 +282,7 @@ class Call {
   std::optional<Communicator::Driver> driver_;  // once it comes to waiting
   std::shared_ptr<WorkState> queued_;           // set if it went through the queue
   bool running_ = false;
+  std::uint64_t sequence_ = 0;  // once it runs
 };
 
 }  // namespace ringleader

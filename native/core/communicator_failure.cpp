@@ -206,8 +206,17 @@ std::string Communicator::last_operation(Rank rank) const {
 
 Error Communicator::timeout_error(const Driver& driver, Clock::time_point now) const {
   std::vector<Rank> missing = culprits(driver);
-  std::string text = "timed out after " + seconds_text(now - driver.started) + " on " + mesh_.name(mesh_.rank) +
-                     " in " + execution_.describe();
+  const std::string waited = seconds_text(now - driver.started), title = execution_.info().title();
+  // The cause first: who, and what it has not done.
+  std::string text;
+  for (const Rank r : missing)
+    text += mesh_.name(r) +
+            (!entered(r)             ? " has not entered " + title
+             : awaited_by(driver, r) ? " waits in " + title + " too"
+                                     : " has entered " + title + " and does not go on") +
+            "; ";
+  text += mesh_.name(mesh_.rank) + " waited " + waited + "\ntimed out after " + waited + " on " +
+          mesh_.name(mesh_.rank) + " in " + execution_.describe();
   for (const Rank r : missing) {
     text += "; waiting for " + mesh_.name(r) + ", which " + last_operation(r);
     if (entered(r) && !awaited_by(driver, r)) text += " and waits for nobody: it is stopped, or so slow";
@@ -259,10 +268,10 @@ Error Communicator::first_cause_of(const Error& error) {
   if (cause.kind == ErrorKind::mismatch) {  // peers get the text too: a link says "this rank"
     std::string text = cause.what();
     const std::string self = "this rank";
-    if (const auto at = text.find(self); at != std::string::npos) {
-      if (text.find("earlier operation") < at) text += execution_.past_text();
+    const std::size_t first = text.find(self);
+    if (first != std::string::npos && text.find("earlier operation") < first) text += execution_.past_text();
+    for (std::size_t at = text.find(self); at != std::string::npos; at = text.find(self, at))
       text.replace(at, self.size(), mesh_.name(mesh_.rank));
-    }
     cause = Error(cause.kind, text, cause.ranks);
   }
   fail(cause, spares(cause));
@@ -276,7 +285,7 @@ Error Communicator::first_cause_of(const Error& error) {
 // memory could not be taken away.
 std::optional<Error> Communicator::give_up_operation(const std::string& cause) {
   const auto shown = execution_.shown();
-  execution_.finish();
+  execution_.finish(RecordState::failed);
   close_links();
   tell_left(Left::operations);
   if (shown.empty()) return std::nullopt;
@@ -332,6 +341,7 @@ void Communicator::fail(const Error& error, std::uint64_t from) {
     if (first_) return;
     first_ = error;
   }
+  recorder().fail(error.what());
   if (!closing_.load()) {
     state_.store(State::aborted, std::memory_order_release);
     spread(error, from);

@@ -167,10 +167,10 @@ void Communicator::ensure_thread() {
 }
 
 std::shared_ptr<WorkState> Communicator::start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
-                                               std::shared_ptr<WorkState> work) {
+                                               std::shared_ptr<WorkState> work, std::uint32_t site) {
   require_usable();
   if (!work) work = std::make_shared<WorkState>();
-  enqueue(Job{std::move(plan), in, out, timeout, work});
+  enqueue(Job{std::move(plan), in, out, timeout, work, {}, ticks(), site});
   return work;
 }
 
@@ -190,16 +190,19 @@ bool Communicator::has_room(Clock::time_point until) {
 }
 
 std::shared_ptr<WorkState> Communicator::isend(const void* data, std::size_t bytes, Rank dst, std::int64_t tag,
-                                               double timeout, std::shared_ptr<WorkState> work) {
+                                               double timeout, std::shared_ptr<WorkState> work, std::uint32_t site) {
   require_usable();
   if (!work) work = std::make_shared<WorkState>();
+  if (dst >= 0 && dst < size()) work->record(recorder(), recorder().message(true, dst, tag, bytes, site));
   return pushed_on(p2p_->isend(data, bytes, dst, tag, deadline_in(timeout, Clock::now()), std::move(work)));
 }
 
 std::shared_ptr<WorkState> Communicator::irecv(void* data, std::size_t bytes, Rank src, std::int64_t tag,
-                                               double timeout, std::shared_ptr<WorkState> work, bool exact) {
+                                               double timeout, std::shared_ptr<WorkState> work, bool exact,
+                                               std::uint32_t site) {
   require_usable();
   if (!work) work = std::make_shared<WorkState>();
+  if (src >= -1 && src < size()) work->record(recorder(), recorder().message(false, src, tag, bytes, site));
   return pushed_on(p2p_->irecv(data, bytes, src, tag, deadline_in(timeout, Clock::now()), std::move(work), exact));
 }
 
@@ -278,7 +281,7 @@ void Communicator::run_job(Job& job) {
   try {
     require_usable();
     slices = start_slices(job);
-    begin(*job.plan, job.in, job.out);
+    begin(*job.plan, job.in, job.out, job.queued, job.site);
   } catch (const Error& error) {
     // What could not begin can be tried again, unless parts of it were to run beside it: of those peers may run some by
     // now.
@@ -289,7 +292,7 @@ void Communicator::run_job(Job& job) {
   }
   try {
     while (!drive(driver, Clock::time_point::max(), true)) continue;
-    execution_.finish();
+    execution_.finish(RecordState::done);
     join_slices(*job.plan, slices);
     job.work->complete();
   } catch (const Error& error) {
@@ -375,6 +378,7 @@ void Communicator::check(Driver& driver, Clock::time_point now) {
   }
   if (now >= driver.next_health) {
     driver.next_health = now + kHealthInterval;
+    recorder().tick();
     check_peers(true);
     if (now - driver.started >= kWorthTelling + mesh_.size * kWorthTellingPerPeer) tell_presence();
   }
@@ -386,11 +390,12 @@ void Communicator::check(Driver& driver, Clock::time_point now) {
 
 // ---- synchronous calls
 
-Call::Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout)
+Call::Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, void* in, void* out, double timeout,
+           std::uint32_t (*site)(Communicator&))
     : communicator_(communicator), timeout_(timeout) {
   communicator.require_usable();
   if (!plan->beside.empty() || !communicator.acquire()) {
-    queued_ = communicator.start(plan, in, out, timeout);
+    queued_ = communicator.start(plan, in, out, timeout, nullptr, site != nullptr ? site(communicator) : 0);
     return;
   }
   try {
@@ -400,6 +405,7 @@ Call::Call(Communicator& communicator, const std::shared_ptr<const Plan>& plan, 
     throw;
   }
   running_ = true;
+  sequence_ = communicator.execution_.sequence();
 }
 
 Call::~Call() {
@@ -463,8 +469,12 @@ bool Call::advance(Clock::time_point until) {
 
 void Call::finish() {
   running_ = false;
-  communicator_.execution_.finish();
+  communicator_.execution_.finish(RecordState::done);
   communicator_.release();
+}
+
+void Call::locate(std::uint32_t site) {
+  if (sequence_ != 0) communicator_.recorder().locate(sequence_, site);
 }
 
 void Call::fail(const Error& error) {

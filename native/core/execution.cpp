@@ -23,7 +23,8 @@ bool same_call(OpInfo one, const OpInfo& other) {
 
 }  // namespace
 
-void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t sequence) {
+void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t sequence, std::uint64_t queued,
+                      std::uint32_t site) {
   plan_ = &plan;
   program_ = &plan_->program();
   seclusions_ = Arena::seclusions();
@@ -58,10 +59,10 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
   fingerprint_ = history_ & ~kRegisteredMask;
   sequence_.store(sequence, std::memory_order_relaxed);
   past_[sequence % kPast] = history_;
-  OpInfo& own = recent_[sequence % kRecent];
-  own = plan_->info;
-  own.sequence = sequence;
-  own.history = short_history(history_);
+  info_ = plan_->info;
+  info_.sequence = sequence;
+  info_.history = short_history(history_);
+  recorder_.begin(info_, plan_->info_hash, queued, site);
   first_window_ = mesh_.next_window;
   mesh_.next_window += plan_->windows;
   window_ = 0;
@@ -70,7 +71,8 @@ void Execution::begin(const Plan& plan, void* in, void* out, std::uint64_t seque
   Counters::add(mesh_.counters.windows, plan_->windows);
 }
 
-void Execution::finish() {
+void Execution::finish(RecordState state) {
+  if (plan_ != nullptr) recorder_.end(sequence(), state);
   plan_ = nullptr;
   program_ = nullptr;
   phase_ = Phase::done;
@@ -233,7 +235,7 @@ void Execution::throw_mismatch(Rank rank) const {
 // `theirs`: where the peer's history was seen to differ. They may have parted before: its last entries tell where.
 void Execution::throw_mismatch(Rank rank, OpInfo theirs) const {
   const auto remembered = [this](std::uint64_t sequence) {
-    return sequence <= this->sequence() && sequence + kRecent > this->sequence();
+    return sequence <= this->sequence() && sequence + recorder_.capacity() > this->sequence();
   };
   if (mesh_.peers[static_cast<std::size_t>(rank)].shared != nullptr) {
     const ControlBlock& block = mesh_.control(rank);
@@ -241,17 +243,19 @@ void Execution::throw_mismatch(Rank rank, OpInfo theirs) const {
     Entry entry;
     for (std::uint64_t back = 0; back < kEntrySlots && back < last; ++back) {
       if (!read_entry(block, last - back, entry) || !remembered(entry.info.sequence)) continue;
-      const OpInfo& mine = recent_[entry.info.sequence % kRecent];
+      const OpInfo mine = recorder_.operation(entry.info.sequence);
       if (entry.info.sequence < theirs.sequence && entry.info.history != mine.history && !same_call(entry.info, mine))
         theirs = entry.info;
     }
   }
-  const OpInfo& mine = remembered(theirs.sequence) ? recent_[theirs.sequence % kRecent] : info();
+  const OpInfo mine = remembered(theirs.sequence) ? recorder_.operation(theirs.sequence) : info();
   const bool earlier = same_call(theirs, mine);
   const char* const runs = mine.sequence == sequence() ? " runs " : " ran ";
-  std::string text = std::string("ranks disagree about ") +
-                     (earlier ? "an earlier operation; now " : "the operation: ") + mesh_.name(mesh_.rank) + runs +
-                     mine.text() + ", but " + mesh_.name(rank) + " runs " + theirs.text();
+  std::string text =
+      std::string("ranks disagree about ") +
+      (earlier ? "an earlier operation; now "
+               : "the operation: " + mine.beside(theirs, mesh_.name(mesh_.rank), mesh_.name(rank)) + "\n") +
+      mesh_.name(mesh_.rank) + runs + mine.text() + ", but " + mesh_.name(rank) + " runs " + theirs.text();
   if (earlier) text += past_text();
   throw Error(ErrorKind::mismatch, text, {rank});
 }
@@ -261,7 +265,7 @@ std::string Execution::past_text() const {
   std::string text;
   for (std::uint64_t back = 1; back <= 2 && back < sequence(); ++back)
     text += (back == 1 ? "; before it " + mesh_.name(mesh_.rank) + " ran " : ", and before that ") +
-            recent_[(sequence() - back) % kRecent].text();
+            recorder_.operation(sequence() - back).text();
   return text;
 }
 

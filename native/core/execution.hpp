@@ -12,6 +12,7 @@
 
 #include "core/mesh.hpp"
 #include "core/plan.hpp"
+#include "core/recorder.hpp"
 
 namespace ringleader {
 
@@ -23,7 +24,8 @@ class Execution {
 
   // Throws Error(invalid | memory) before anything is visible to peers.
   // The plan must live until finish().
-  void begin(const Plan& plan, void* in, void* out, std::uint64_t sequence);
+  // `queued` and `site` are for the recorder.
+  void begin(const Plan& plan, void* in, void* out, std::uint64_t sequence, std::uint64_t queued, std::uint32_t site);
   // Does what can be done without waiting. Throws Error(mismatch | peer_lost | internal).
   Step progress() { return plan_->inlined ? progress_inline() : progress_slots(); }
   // Call before anything that takes longer than another progress(): what was published is made known to sleeping peers
@@ -41,7 +43,7 @@ class Execution {
   std::uint64_t sequence() const {
     return sequence_.load(std::memory_order_relaxed);
   }  // of the last operation begun; any thread
-  const OpInfo& info() const { return recent_[sequence() % kRecent]; }
+  const OpInfo& info() const { return info_; }
   // Throws Error(mismatch) if a peer of this node is in another operation than this rank is, or was when it was there.
   // Peers' control blocks are read for it: for waits that have lasted.
   void compare_local() const;
@@ -50,7 +52,8 @@ class Execution {
   // Whether this rank only sends in this operation, to other nodes too, so that no message could tell it of a failure.
   bool unanswered() const;
   std::uint64_t window_number() const { return first_window_ + window_; }
-  void finish();  // drops the plan
+  void finish(RecordState state);  // drops the plan
+  Recorder& recorder() { return recorder_; }
   // The user's memory that peers can reach in this operation, as far as they have been told. Until finish().
   std::vector<std::span<std::byte>> shown() const;
   // Whether all peers that this rank waits for now were last seen on cores other than `core` (ControlBlock::core).
@@ -58,7 +61,7 @@ class Execution {
 
  private:
   enum class Phase { enter, finish_previous, run, finish_last, release, done };
-  static constexpr std::size_t kRecent = 16, kPast = 256;
+  static constexpr std::size_t kPast = 256;
 
   // A peer as seen in the current window.
   struct View {
@@ -124,7 +127,8 @@ class Execution {
   std::byte* in_ = nullptr;
   std::byte* out_ = nullptr;
   std::atomic<std::uint64_t> sequence_{0};  // written by whoever runs an operation
-  OpInfo recent_[kRecent];                  // the last operations, by sequence; this one is at info()
+  OpInfo info_;                             // of this operation
+  Recorder recorder_;                       // of the last ones
   std::uint64_t past_[kPast] = {};          // history_ of more of them, by sequence
   std::uint64_t history_ = 0;               // hash of all operations so far
   std::uint64_t fingerprint_ = 0;           // what is published of it

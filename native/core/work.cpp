@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/recorder.hpp"
+
 namespace ringleader {
 
 void WorkState::complete() {
@@ -18,6 +20,7 @@ void WorkState::finish(std::optional<Error> error) {
   {
     std::lock_guard lock(mutex_);
     if (done_.load(std::memory_order_relaxed)) return;
+    if (recorder_ != nullptr) recorder_->end_message(number_, error ? RecordState::failed : RecordState::done);
     error_ = std::move(error);
     watchers.swap(watchers_);
     kept = std::move(kept_);

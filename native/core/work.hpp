@@ -20,6 +20,7 @@ namespace ringleader {
 using Clock = std::chrono::steady_clock;
 
 class CompletionSink;
+class Recorder;
 
 // Invariant: a result is in the caller's arrays before anybody can see that the work is done, and nothing is written
 // there afterwards. So what has to be copied to them is part of the work, and made by whoever completes it, whether or
@@ -43,6 +44,11 @@ class WorkState : public std::enable_shared_from_this<WorkState> {
   void rethrow() const;  // throws the error if the work failed
   std::optional<Error> error() const;
   void watch(std::shared_ptr<CompletionSink> sink, std::uint64_t token);
+  // This is message `number` of a recorder that lives as long as anybody may complete the work; before it is started.
+  void record(Recorder& recorder, std::uint64_t number) {
+    recorder_ = &recorder;
+    number_ = number;
+  }
 
   // Facts about a completed receive, written by the completer before complete().
   Rank source = -1;
@@ -58,6 +64,8 @@ class WorkState : public std::enable_shared_from_this<WorkState> {
   std::vector<std::pair<std::shared_ptr<CompletionSink>, std::uint64_t>> watchers_;
   std::vector<StridedCopy> copies_;
   Kept kept_{nullptr, [](void*) {}};
+  Recorder* recorder_ = nullptr;
+  std::uint64_t number_ = 0;
 };
 
 // A queue of completed works' tokens.

@@ -7,9 +7,10 @@
 namespace ringleader {
 
 // OpInfo and MessageHeader are sent as they lie in memory: no padding may hide in them.
-// (96 = four words, five small fields in 8 bytes, six extents, wire format, protocol and history in 8 bytes)
-static_assert(sizeof(OpInfo) == 96 && std::is_trivially_copyable_v<OpInfo>);
-static_assert(sizeof(MessageHeader) == 120 && std::is_trivially_copyable_v<MessageHeader>);
+// (136 = four words, five small fields in 8 bytes, six extents, wire format, protocol and history in 8 bytes, 40 of a
+// name)
+static_assert(sizeof(OpInfo) == 136 && std::is_trivially_copyable_v<OpInfo>);
+static_assert(sizeof(MessageHeader) == 160 && std::is_trivially_copyable_v<MessageHeader>);
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 namespace {
@@ -64,28 +65,62 @@ std::uint64_t OpInfo::fingerprint() const {
   return state != 0 ? state : 8;
 }
 
-// Also shows what a peer sent, so no field is trusted to be in range.
-std::string OpInfo::text() const {
-  std::string text = collective <= static_cast<std::uint8_t>(Collective::barrier)
-                         ? name(static_cast<Collective>(collective))
-                         : code("collective", collective);
-  text += " #" + std::to_string(sequence) + ": ";
-  text += dtype < kDTypeCount ? std::string(name(static_cast<DType>(dtype))) : code("dtype", dtype);
-  if (ndim != 255) text += ", shape " + shape_text(*this);
-  text += ", " + std::to_string(count) + (count == 1 ? " element" : " elements");
+// They may be what a peer has sent, so no field is trusted to be in range. An empty value is not worth a word.
+std::vector<std::pair<std::string, std::string>> OpInfo::fields() const {
+  std::vector<std::pair<std::string, std::string>> all;
+  all.emplace_back("", dtype < kDTypeCount ? std::string(name(static_cast<DType>(dtype))) : code("dtype", dtype));
+  all.emplace_back("shape ", ndim != 255 ? shape_text(*this) : "");
+  all.emplace_back("", std::to_string(count) + (count == 1 ? " element" : " elements"));
+  std::string operation;
   if (op <= static_cast<std::uint8_t>(ReduceOp::bxor)) {
-    text += ", op " + std::string(name(static_cast<ReduceOp>(op)));
-    if (op == static_cast<std::uint8_t>(ReduceOp::premul_sum)) text += " by " + number("%.17g", factor);
+    operation = name(static_cast<ReduceOp>(op));
+    if (op == static_cast<std::uint8_t>(ReduceOp::premul_sum)) operation += " by " + number("%.17g", factor);
   } else if (op != static_cast<std::uint8_t>(ReduceOp::none)) {
-    text += ", " + code("op", op);
+    operation = code("op", op);
   }
-  if (root >= 0) text += ", root " + std::to_string(root);
-  if (wire != 0 && wire < kWireFormatCount) text += ", wire " + std::string(name(static_cast<WireFormat>(wire)));
-  if (wire >= kWireFormatCount) text += ", " + code("wire", wire);
-  if (inlined != 0) text += ", inline";
+  all.emplace_back("op ", operation);
+  all.emplace_back("root ", root >= 0 ? std::to_string(root) : "");
+  std::string format;
+  if (wire != 0) format = wire < kWireFormatCount ? name(static_cast<WireFormat>(wire)) : code("wire", wire);
+  all.emplace_back("wire ", format);
+  all.emplace_back("", inlined != 0 ? "inline" : "");
+  std::string known;
+  for (std::size_t i = 0; i < sizeof algorithm_name && algorithm_name[i] != '\0'; ++i)
+    known += algorithm_name[i] >= ' ' && algorithm_name[i] <= '~' ? algorithm_name[i] : '?';
   char hash[24];
   std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(algorithm));
-  return text + ", algorithm " + hash;
+  all.emplace_back("algorithm ", known.empty() ? hash : known);
+  return all;
+}
+
+std::string OpInfo::title() const {
+  const bool known = collective <= static_cast<std::uint8_t>(Collective::barrier);
+  return (known ? std::string(name(static_cast<Collective>(collective))) : code("collective", collective)) + " #" +
+         std::to_string(sequence);
+}
+
+std::string OpInfo::text() const {
+  std::string text = title() + ":";
+  for (const auto& [what, value] : fields())
+    if (!value.empty()) text += (text.back() == ':' ? " " : ", ") + what + value;
+  return text;
+}
+
+std::string OpInfo::beside(const OpInfo& other, const std::string& me, const std::string& them) const {
+  std::string one, two;
+  const auto add = [](std::string& text, const std::string& what, const std::string& value, const std::string& absent) {
+    text += text.empty() ? " with " : ", ";
+    text += value.empty() ? "no " + (what.empty() ? absent : what.substr(0, what.size() - 1)) : what + value;
+  };
+  const auto mine = fields(), theirs = other.fields();
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    const auto& [what, value] = mine[i];
+    if (value == theirs[i].second) continue;
+    add(one, what, value, theirs[i].second);
+    add(two, what, theirs[i].second, value);
+  }
+  if (one.empty() && algorithm != other.algorithm) one = two = " with its own schedule of that name";
+  return me + " called " + title() + one + "; " + them + " called " + other.title() + two;
 }
 
 }  // namespace ringleader

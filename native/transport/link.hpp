@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/types.hpp"
@@ -31,10 +32,17 @@ struct OpInfo {
   std::uint8_t wire = 0;                       // WireFormat of the messages
   std::uint8_t inlined = 0;                    // 1: payload beside the flag (Plan::inlined)
   std::uint8_t unused[2] = {0, 0};
-  std::uint32_t history = 0;  // of this operation and all before it: equal only where ranks have run the same ones
+  std::uint32_t history = 0;     // of this operation and all before it: equal only where ranks have run the same ones
+  char algorithm_name[40] = {};  // and protocol, for messages: as much as there is room for, then zeros
 
-  std::uint64_t fingerprint() const;  // hash of every field but the history; never 0
-  std::string text() const;           // "all_reduce #12 of float32 (2, 3), op sum, algorithm 5f3a..."
+  std::uint64_t fingerprint() const;  // hash of every field but history and name; never 0
+  std::string title() const;          // "all_reduce #12"
+  std::string text() const;  // "all_reduce #12: float32, shape (2, 3), 6 elements, op sum, algorithm ring/push"
+  // Both sides, of which only what differs is told: "rank 0 called all_reduce #8 with shape (3,); rank 1 called ...".
+  std::string beside(const OpInfo& other, const std::string& me, const std::string& them) const;
+
+ private:
+  std::vector<std::pair<std::string, std::string>> fields() const;  // names and values, in words
 };
 
 struct MessageHeader {
@@ -44,7 +52,7 @@ struct MessageHeader {
   std::uint64_t bytes;   // payload bytes that follow, encoded if info.wire says so
   OpInfo info;
 };
-inline constexpr std::uint32_t kHeaderMagic = 0x524c4d33;  // "RLM3"
+inline constexpr std::uint32_t kHeaderMagic = 0x524c4d34;  // "RLM4"
 
 struct Piece {
   void* data;

@@ -24,7 +24,9 @@ std::string difference(const MessageHeader& expected, const MessageHeader& got, 
     OpInfo same_past = got.info;
     same_past.history = expected.info.history;
     const bool earlier = std::memcmp(&same_past, &expected.info, sizeof same_past) == 0;
-    return std::string("ranks disagree about ") + (earlier ? "an earlier operation; now " : "the operation: ") +
+    return std::string("ranks disagree about ") +
+           (earlier ? "an earlier operation; now "
+                    : "the operation: " + expected.info.beside(got.info, "this rank", peer_name) + "\n") +
            "this rank runs " + expected.info.text() + "; " + peer_name + " runs " + got.info.text();
   }
   return "ranks disagree about a message of " + expected.info.text() + ": this rank expects " + position(expected) +

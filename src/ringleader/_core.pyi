@@ -17,6 +17,9 @@ def set_error_types(types: dict[str, type[BaseException]]) -> None:
     Each class is constructed as `cls(message, ranks)`, ranks being a tuple of the ranks that caused it.
     """
 
+def set_failure_hook(hook: Callable[[], None] | None) -> None:
+    """Called whenever the failure of a communicator becomes an exception."""
+
 def build_info() -> dict[str, str]:
     """Keys: version, compiler, build_type, isa (chosen at run time), isa_available (what can run here, best first)."""
 
@@ -200,6 +203,7 @@ class Communicator:
         shape: tuple[int, ...] | None,
         factor: float = 1.0,
         wire: int = 0,
+        algorithm_name: str = "",
     ) -> Plan:
         """Bind a lowered schedule. `count`: elements of the whole vector (all_reduce, broadcast, reduce) or per block.
         dtype `bytes` moves any type; then count is in bytes. AVG divides by size. A barrier is planned with count 1,
@@ -242,6 +246,11 @@ class Communicator:
     def timeout(self) -> float: ...
     @timeout.setter
     def timeout(self, seconds: float) -> None: ...
+    def record(self, entries: int, path: str, host: str, group: str) -> None:
+        """How much the flight recorder keeps (0: what error messages need), and in which new file ("": in memory).
+        Before the first operation. Raises errors.invalid if the file cannot be made; then it records in memory."""
+    def recorded(self) -> bytes:
+        """What the flight recorder has, as it lies in a file (native/core/recorder.hpp)."""
     def status(self) -> list[dict[str, object]]:
         """Per rank: rank, name, alive, last operation entered (text) and its number, as far as visible from here."""
     def links(self) -> list[dict[str, Any]]: ...

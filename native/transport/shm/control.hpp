@@ -25,7 +25,7 @@ inline constexpr std::uint64_t progress_word(std::uint64_t window, std::uint64_t
 inline constexpr std::uint64_t kRegisteredMask = 7;
 
 inline constexpr std::size_t kEntrySlots = 4;
-inline constexpr std::size_t kReasonBytes = 600;
+inline constexpr std::size_t kReasonBytes = 1600;
 
 // What a rank published when it entered a window (a private copy of it).
 struct Entry {

@@ -282,6 +282,23 @@ def monitor(
 
 
 @app.command()
+def autopsy(
+    folder: Annotated[Path, typer.Argument(help="The folder that RINGLEADER_RECORDER_DIR named.")],
+    last: Annotated[int, typer.Option(min=0, help="Show so many of the last operations of each rank too.")] = 0,
+    everything: Annotated[bool, typer.Option("--all", help="All jobs in it, not only the latest.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All that is recorded as JSON instead.")] = False,
+    torch: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="Write PREFIX0, PREFIX1, ... for torchfrtrace.")
+    ] = None,
+) -> None:
+    """Say which rank held a job up, and in which call, from its flight recorders; also if it was killed."""
+    from ringleader.cli.autopsy import run_autopsy
+
+    if code := run_autopsy(console(), folder, last, everything, as_json, torch):
+        raise typer.Exit(code)
+
+
+@app.command()
 def topo(
     source: Annotated[
         str | None,

@@ -238,6 +238,15 @@ class Config:
         None, parse_text, "path; %h is the host's name, %p the process number", "standard error",
         "Where the log goes.",
     )
+    recorder_entries: int = _setting(
+        256, zero_or(16, 1 << 16), "0, or 16 to 65536", "256",
+        "How many collectives, and messages, of each communicator the flight recorder keeps "
+        "(docs/troubleshooting.md); 0: what error messages need.",
+    )
+    recorder_dir: str | None = _setting(
+        None, parse_text, "path of a folder", "none: in memory",
+        "The flight recorder writes here, a file for each communicator of each rank, so that it outlives the process.",
+    )
     monitor: str = _setting(
         "0", parse_text, "0, 1 or a directory", "0",
         "Write what `ringleader monitor` shows (docs/adaptive.md), every second.",

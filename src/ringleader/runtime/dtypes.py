@@ -104,6 +104,12 @@ def parse_op(op: ReduceOp | str) -> ReduceOp:
     return found
 
 
+def op_name(code: int) -> str:
+    """Name of the operator with a native code; ``""`` where data are only moved."""
+    names = {**{code: name for name, code in _OP_CODES.items()}, _PREMUL_SUM: "premul_sum"}
+    return names.get(code, "")
+
+
 def code_of_name(name: str) -> int:
     """Native code of an element type's name (``"float32"``); `BYTES` for a type that can only be moved."""
     return _CODES.get(name, BYTES)

@@ -12,6 +12,7 @@ from ringleader.runtime.binding import format_cores, held_here, short_slices
 from ringleader.runtime.bootstrap import Connected, connect_group
 from ringleader.runtime.cards import Cohabitants
 from ringleader.runtime.config import logger
+from ringleader.runtime.flight.recording import record
 from ringleader.runtime.job import Job
 from ringleader.runtime.store import StoreLost
 
@@ -81,6 +82,7 @@ def connect(
             [ranks.index(0)] if 0 in ranks else [],
         ) from error
     group.beside, group.members = tuple(beside), ranks
+    record(group, job, name)
     return group
 
 

@@ -26,6 +26,7 @@ __all__ = ["PLAN_CACHE_SIZE", "Choice", "LruCache", "Planned", "Planner", "Reque
 PLAN_CACHE_SIZE: Final = 512
 NO_OP: Final = 255
 
+_NAME_ROOM = 40  # bytes of a name in a description, with the zero at its end (native/transport/link.hpp)
 log = logger("TUNE")
 _examined: set[str] = set()  # files of rules that were compared with the job
 
@@ -216,16 +217,16 @@ class Planner:
         # So is the schedule itself: under one name, a user's algorithm or file might differ from rank to rank.
         channels = f"/channels={chosen.channels}" if chosen.channels > 1 else ""
         extra = f"/{description}" if description else ""
-        identity = algorithms.algorithm_hash(
-            f"{chosen.algorithm}/{chosen.protocol}{channels}/{schedule.fingerprint}{extra}"
-        )
+        name = f"{chosen.algorithm}/{chosen.protocol}{channels}"
+        identity = algorithms.algorithm_hash(f"{name}/{schedule.fingerprint}{extra}")
         operation, factor = (NO_OP, 1.0) if op is None else (op.code, op.factor)
 
         def bind(core: _core.Communicator, part: Schedule, elements: int) -> _core.Plan:
             lowered = lower(part, self._nodes, push=chosen.protocol != "pull", wire=wire != "f32")
             return core.plan(
-                lowered, collective.code, elements, code, operation, root, identity, shape, factor, WIRE_CODES[wire]
-            )
+                lowered, collective.code, elements, code, operation, root, identity, shape, factor, WIRE_CODES[wire],
+                name if len(name) < _NAME_ROOM else f"{name[: _NAME_ROOM - 4]}...",
+            )  # fmt: skip
 
         slices = self._workers.slices(collective, count, itemsize)
         plan = bind(self._core, schedule, slices[0][1])

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from ringleader.runtime import compressed
+from ringleader.runtime.flight import recording
 from ringleader.runtime.workers import Workers
 
 if TYPE_CHECKING:
     from ringleader._core import Communicator as Core
     from ringleader.runtime.communicator import Communicator
+    from ringleader.runtime.flight.records import Recording
     from ringleader.runtime.monitor.network import Network
     from ringleader.runtime.monitor.publish import Publisher
 
@@ -57,6 +59,7 @@ class Watched:
         """From now on; `monitor` is the setting of that name."""
         self._since = time.monotonic()
         self._publisher = None
+        recording.watch(self)
         if monitor != "0":
             from ringleader.runtime.monitor.publish import Publisher  # only who asks pays for the import
 
@@ -80,6 +83,21 @@ class Watched:
         [0]
         """
         return self._core.status()
+
+    def recorded(self) -> Recording:
+        """What the flight recorder has: this rank's last collectives and messages, see docs/troubleshooting.md.
+
+        Examples
+        --------
+        >>> import numpy as np, ringleader as rl
+        >>> with rl.init(rank=0, size=1) as comm:
+        ...     comm.barrier()
+        ...     [operation.text() for operation in comm.recorded().operations]
+        ['barrier #1']
+        """
+        from ringleader.runtime.flight.records import parse  # only who asks pays for the import
+
+        return parse(self._core.recorded())
 
     def counters(self) -> dict[str, int]:
         """Totals since the start: operations, windows, sleeps, and bytes by way (network, staging, peers' memory).
