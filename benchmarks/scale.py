@@ -119,7 +119,7 @@ def _rows(collective: str, spec: str, n: int, nodes: Sequence[int]) -> int:
     from ringleader.algorithms import parse_spec
 
     entry, values = parse_spec(collective, spec)
-    return int(entry.transfers(n, **entry.arguments(values, nodes)))
+    return int(entry.transfers(n, values, nodes))
 
 
 def summary(regrets: Sequence[float]) -> tuple[float, float, float]:

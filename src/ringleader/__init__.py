@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         torch,
         tune,
     )
-    from ringleader.algorithms.user import algorithm
+    from ringleader.algorithms.registry import algorithm
     from ringleader.runtime.communicator import Communicator
     from ringleader.runtime.dtypes import ReduceOp, premul_sum
     from ringleader.runtime.messages import ANY_SOURCE
@@ -78,7 +78,7 @@ _HOME = {
     "ReduceOp": "runtime.dtypes",
     "Work": "runtime.work",
     "WorkerGroup": "runtime.spawn",
-    "algorithm": "algorithms.user",
+    "algorithm": "algorithms.registry",
     "init": "runtime.start",
     "premul_sum": "runtime.dtypes",
     "round_to_wire": "runtime.wire",

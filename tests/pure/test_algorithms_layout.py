@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ringleader.algorithms import Algorithm, all_algorithms, build, canonical, check, names, parse_spec
 from ringleader.algorithms.layout import groups
 from ringleader.algorithms.parameter import MAX_LIST, Parameter
+from ringleader.algorithms.registry import numbered
 from ringleader.errors import InvalidArgument
 from ringleader.schedule import Schedule, verify
 from ringleader.schedule.algebra import expand
@@ -64,11 +65,15 @@ def measured(schedule: Schedule) -> tuple[int, Fraction]:
 @settings(max_examples=100, deadline=None)
 def test_cost_is_told_exactly(request: tuple[Algorithm, str, int, list[int]]) -> None:
     entry, spec, _, nodes = request
-    n, values = len(nodes), parse_spec(entry.collective, spec)[1]
+    n, values = len(nodes), parse_spec(entry.collective, spec).values
     schedule = build(entry.collective, spec, n, 0, nodes)
     steps, volume = measured(schedule)
-    assert entry.terms(n, values, nodes) == (steps, pytest.approx(float(volume)))
-    assert schedule.transfers <= entry.transfers(n, **entry.arguments(values, nodes))
+    told = entry.terms(n, values, nodes)
+    assert (told.steps, told.volume) == (steps, pytest.approx(float(volume)))
+    assert schedule.transfers <= entry.transfers(n, values, nodes)
+    if entry.closed is not None and n > 1:
+        closed = entry.closed(n, **values, nodes=numbered(nodes))
+        assert (closed.steps, closed.volume) == (steps, pytest.approx(float(volume)))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from(["ring", "two_shot", "recursive_doubling"]))
@@ -151,7 +156,7 @@ def test_torus_is_hosts_times_ranks() -> None:
     home = np.array(nodes)
     crossing = home[table["src_rank"]] != home[table["dst_rank"]]
     assert set(table["step"][crossing]) == {2, 3}  # reduce_scatter over 3 ranks inside, then between 2 hosts
-    assert parse_spec("all_reduce", "torus:dims=4x2")[1] == {"dims": (4, 2)}
+    assert parse_spec("all_reduce", "torus:dims=4x2").values == {"dims": (4, 2)}
 
 
 @pytest.mark.parametrize(

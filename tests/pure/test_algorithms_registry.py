@@ -111,7 +111,7 @@ def test_canonical_forms() -> None:
     assert canonical("all_reduce", "segmented_ring:segments=1") == "ring"
     assert canonical("all_reduce", "tree") == "double_binary_tree"
     assert canonical("broadcast", "chain:segments=8") == "chain"
-    assert parse_spec("broadcast", "chain")[1] == {"segments": 8}
+    assert parse_spec("broadcast", "chain").values == {"segments": 8}
 
 
 def texts(parameter: Parameter) -> st.SearchStrategy[str]:
@@ -154,17 +154,7 @@ def test_no_name_is_taken_twice_and_none_is_a_collective() -> None:
         assert len(words) == len(set(words))
         assert not {word.replace("_", "") for word in words} & {other.replace("_", "") for other in COLLECTIVES}
     with pytest.raises(InvalidArgument, match="already has an algorithm 'tree'"):
-        register = algorithm(
-            "tree",
-            "all_reduce",
-            summary="",
-            reference="",
-            cost="",
-            steps=lambda n: 0,
-            volume=lambda n: 0,
-            transfers=lambda n: 0,
-        )
-        register(lambda n, root=0: Schedule.empty("all_reduce", n, 1))
+        algorithm("tree", "all_reduce")(lambda n: Schedule.empty("all_reduce", n, 1))
 
 
 def test_every_entry_is_described() -> None:
@@ -207,9 +197,6 @@ def test_the_page_holds_the_registry() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert f"{BEGIN}\n{render()}\n{END}" in text, "run: python -m ringleader.algorithms.table docs/algorithms.md"
     assert insert(text) == text
-    for entry in all_algorithms():
-        assert f"| `{entry.name}`" in text
-        assert entry.reference in text
 
 
 def test_a_page_without_markers_is_refused() -> None:

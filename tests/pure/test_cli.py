@@ -53,10 +53,10 @@ def test_verify_fails_with_the_violation(capsys, monkeypatch):
     entry = algorithms.get("all_reduce", "ring")
     whole = entry.function
 
-    def broken(n, root=0, **parameters):
+    def broken(n, **parameters):
         from ringleader.schedule import Schedule
 
-        schedule = whole(n, root, **parameters)
+        schedule = whole(n, **parameters)
         return Schedule("all_reduce", n, schedule.chunks, schedule.table[:-1], name=schedule.name)
 
     algorithms.registry._build.cache_clear()

@@ -154,7 +154,7 @@ WRONG: list[tuple[str, str]] = [
     (text_of({"collective": "gather", "protocol": "push", "channels": 2}), r"about the algorithm that a rule chooses"),
     (text_of({"collective": "gather", "algorithm": "linear", "segment": 8}), r"linear has no parameter segments"),
     (text_of({**RING, "algorithm": "ring:segments=2", "segment": 8}), r"is given segments already"),
-    (text_of({**RING, "ranks": 3000}), r"line 5, rules\[0\]: all_reduce 'ring' over n=3000 ranks needs .* at most"),
+    (text_of({**RING, "ranks": 3000}), r"line 5, rules\[0\]: all_reduce 'ring' over n=3000 ranks: it needs .* at most"),
     ('{"format": 1, "format": 2}', r"f.json, line 1: member \"format\" is given twice; expected once"),
     (text_of(RING).replace('"algorithm"', '"collective"'), r"line 7: member \"collective\" is given twice"),
     ("[" * 100000, r"line 1: objects and arrays are nested deeper than 8"),

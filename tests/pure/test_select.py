@@ -16,7 +16,7 @@ from ringleader.schedule import verify
 from ringleader.schedule.lower import lower_uncached
 from ringleader.tune import PROTOCOLS, explain, parse_algo, parse_proto, predict, select
 from ringleader.tune.builtin import BUILT_IN
-from ringleader.tune.rules import LAYOUTS, Situation, layout_of
+from ringleader.tune.rules import LAYOUTS, Rule, Situation, layout_of
 from ringleader.tune.select import spec_of
 
 SIZES = (0, 1, 8, 4096, 16 << 10, (16 << 10) + 1, 1 << 20, 64 << 20, 1 << 40)
@@ -437,3 +437,31 @@ def test_powers_of_two_gather_by_doubling() -> None:
     chosen = {n: select("all_gather", 4096, n, list(range(n)), 4, env={}).algorithm for n in range(2, 10)}
     assert [n for n, algorithm in chosen.items() if algorithm == "recursive_doubling"] == [4, 8]
     assert {chosen[n] for n in (3, 5, 6, 7, 9)} == {"bruck"}
+
+
+def test_open_mpis_numbers_and_names_are_understood_everywhere() -> None:
+    """Those of coll_tuned_allreduce_algorithm, in a call, in RINGLEADER_ALGO, in rules; 0 leaves the choice."""
+    own = select("all_reduce", 1 << 20, 4, range(4), env={}).algorithm
+    meant = {
+        "0": own,
+        "1": "linear", "basic_linear": "linear",
+        "2": "binomial", "nonoverlapping": "binomial",
+        "3": "recursive_doubling", "recursive_doubling": "recursive_doubling",
+        "4": "ring", "5": "ring:segments=8", "segmented_ring": "ring:segments=8",
+        "6": "rabenseifner", "7": "allgather_reduce",
+    }  # fmt: skip
+    for word, spec in meant.items():
+        assert select("all_reduce", 1 << 20, 4, range(4), forced=word, env={}).algorithm == spec
+        chosen = select("all_reduce", 1 << 20, 4, range(4), env={"RINGLEADER_ALGO": f"allreduce:{word}"}).algorithm
+        # Without parameters of the user's own, those of the rule that would choose it are used.
+        assert chosen == spec or (word == "4" and chosen.startswith("ring:"))
+        if word != "0":
+            assert Rule("all_reduce", algorithm=word).algorithm == spec
+    assert Rule("all_reduce", algorithm="segmented_ring", segment=65536).algorithm == "ring"  # its size counts
+
+
+def test_a_segmented_ring_is_a_pipeline() -> None:
+    """Segments follow each other by one step: a rank reduces one while it sends the next."""
+    plain, segmented = build("all_reduce", "ring", 4), build("all_reduce", "segmented_ring", 4)
+    assert (segmented.chunks, segmented.steps) == (8 * plain.chunks, plain.steps + 7)
+    assert build("all_reduce", "segmented_ring:segments=3", 4) == plain.pipelined(3)

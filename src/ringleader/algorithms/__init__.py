@@ -25,28 +25,37 @@ from ringleader.algorithms import (
     tree,
 )
 from ringleader.algorithms.files import load_files, load_msccl
+from ringleader.algorithms.parameter import Of, Parameter, Range, Separator
 from ringleader.algorithms.registry import (
     COLLECTIVES,
     MAX_TRANSFERS,
     Algorithm,
-    Parameter,
+    Spec,
+    Terms,
     algorithm,
     algorithm_hash,
     all_algorithms,
     build,
     canonical,
     check,
+    forget,
     get,
     names,
     parse_spec,
+    register_schedule,
+    terms,
 )
-from ringleader.algorithms.user import forget, register_schedule
 
 __all__ = [
     "COLLECTIVES",
     "MAX_TRANSFERS",
     "Algorithm",
+    "Of",
     "Parameter",
+    "Range",
+    "Separator",
+    "Spec",
+    "Terms",
     "algorithm",
     "algorithm_hash",
     "all_algorithms",
@@ -72,6 +81,7 @@ __all__ = [
     "recursive",
     "register_schedule",
     "ring",
+    "terms",
     "torus",
     "tree",
 ]

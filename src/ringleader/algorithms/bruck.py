@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+from typing import Annotated
 
 import numpy as np
 
 from ringleader.algorithms import references
+from ringleader.algorithms.parameter import Range
 from ringleader.algorithms.ranks import depth, send_cyclic
-from ringleader.algorithms.registry import Parameter, algorithm
+from ringleader.algorithms.registry import Terms, algorithm
 from ringleader.schedule import Builder, Schedule
 
 __all__ = ["all_gather", "all_to_all", "barrier"]
 
-_RADIX = Parameter("radix", 2, "base q of the distances; q - 1 messages per round", low=2, high=256)
+Radix = Annotated[int, Range(2, 256), "base q of the distances; q - 1 messages per round"]
 
 
 @algorithm(
@@ -22,12 +24,9 @@ _RADIX = Parameter("radix", 2, "base q of the distances; q - 1 messages per roun
     summary="every rank passes all blocks that it has to the ranks 1, 2, 4, ... (powers of q) to its left",
     reference=references.BRUCK,
     cost="log_q n a + (n-1)/n Mb",
-    steps=depth,
-    volume=lambda n, radix: (n - 1) / n,
-    transfers=lambda n, radix: 2 * n * depth(n, radix) * (radix - 1),
-    parameters=(_RADIX,),
+    closed=lambda n, radix: Terms(depth(n, radix), (n - 1) / n, 2 * n * depth(n, radix) * (radix - 1)),
 )
-def all_gather(n: int, root: int = 0, radix: int = 2) -> Schedule:
+def all_gather(n: int, radix: Radix = 2) -> Schedule:
     """Bruck's all-gather. Before round k, rank r has the blocks r ... r + q^k - 1, modulo n; in place, no rotation."""
     b = Builder("all_gather", n, chunks=n)
     rank = np.arange(n)
@@ -55,12 +54,9 @@ def _hops(n: int, radix: int) -> int:
     summary="in round k, blocks whose distance has a digit d at place k (base q) go d q^k to the right",
     reference=references.BRUCK,
     cost="log_q n a + about (q-1)/q log_q n Mb",
-    steps=depth,
-    volume=lambda n, radix: _hops(n, radix) / n,
-    transfers=lambda n, radix: n * (1 + _hops(n, radix)),
-    parameters=(_RADIX,),
+    closed=lambda n, radix: Terms(depth(n, radix), _hops(n, radix) / n, n * (1 + _hops(n, radix))),
 )
-def all_to_all(n: int, root: int = 0, radix: int = 2) -> Schedule:
+def all_to_all(n: int, radix: Radix = 2) -> Schedule:
     """Bruck's all-to-all for small blocks.
 
     A block's distance tells its route: one hop for each digit that is not 0, the lowest first. It starts from the
@@ -93,11 +89,8 @@ def all_to_all(n: int, root: int = 0, radix: int = 2) -> Schedule:
     summary="in round k, every rank signals the rank 2^k to its right",
     reference=references.HENSGEN,
     cost="L a",
-    steps=depth,
-    volume=depth,
-    transfers=lambda n: n * depth(n),
 )
-def barrier(n: int, root: int = 0) -> Schedule:
+def barrier(n: int) -> Schedule:
     """Dissemination barrier; what arrives twice does no harm."""
     b = Builder("barrier", n, chunks=1)
     k, rank = np.ogrid[: depth(n), :n]

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.algorithms import references
+from ringleader.algorithms.parameter import Range, Separator, listed
 from ringleader.algorithms.ranks import Indices, depth
-from ringleader.algorithms.registry import Parameter, algorithm
+from ringleader.algorithms.registry import Terms, algorithm
 from ringleader.schedule import Builder, Schedule
 
 __all__ = ["all_gather", "broadcast", "gather", "reduce", "reduce_scatter", "scatter", "swing"]
 
-Dims = tuple[int, ...]
-
-DIMS = Parameter("dims", (), "sides of the torus, the last one varying fastest", high=1 << 20, separator="x")
+Dims: TypeAlias = Annotated[
+    tuple[int, ...], Range(1, 1 << 20), Separator("x"), "sides of the torus, the last one varying fastest"
+]
 
 
 def _distance(step: int) -> int:
@@ -85,15 +86,15 @@ def _gathering(n: int, dims: Dims) -> Schedule:
     return b.build()
 
 
-def _gathering_volume(n: int, dims: Dims) -> float:
+def _gathering_volume(n: int) -> float:
     return (n - 1) / n if n % 2 == 0 else (n - 2 + depth(_even(n))) / n
 
 
 def _dims_limit(n: int, dims: Dims) -> str:
     if dims and math.prod(dims) != n:
-        return f"dims={DIMS.text(dims)} are {math.prod(dims)} ranks"
+        return f"dims={listed(dims, 'x')} are {math.prod(dims)} ranks"
     if len(dims) > 1 and any(side % 2 for side in dims):
-        return f"dims={DIMS.text(dims)}: in a torus of several dimensions each side must be even"
+        return f"dims={listed(dims, 'x')}: in a torus of several dimensions each side must be even"
     return ""
 
 
@@ -107,11 +108,9 @@ def _steps(n: int, dims: Dims = ()) -> int:
     summary="Bine butterfly, the farthest partners first; each rank sends all that its partner lacks",
     reference=references.BINE,
     cost="L a + (n-1)/n Mb, for odd n (n-2+L)/n Mb with L of n-1",
-    steps=_steps,
-    volume=lambda n: _gathering_volume(n, ()),
-    transfers=lambda n: n * n,
+    closed=lambda n: Terms(_steps(n), _gathering_volume(n), n * n),
 )
-def all_gather(n: int, root: int = 0) -> Schedule:
+def all_gather(n: int) -> Schedule:
     """All-gather along a butterfly of negabinary distances."""
     return _gathering(n, ())
 
@@ -122,11 +121,9 @@ def all_gather(n: int, root: int = 0) -> Schedule:
     summary="Bine butterfly, the nearest partners first, when there is most to send",
     reference=references.BINE,
     cost="L a + (n-1)/n Mb, for odd n (n-2+L)/n Mb with L of n-1",
-    steps=_steps,
-    volume=lambda n: _gathering_volume(n, ()),
-    transfers=lambda n: n * n,
+    closed=lambda n: Terms(_steps(n), _gathering_volume(n), n * n),
 )
-def reduce_scatter(n: int, root: int = 0) -> Schedule:
+def reduce_scatter(n: int) -> Schedule:
     """Reduce-scatter along a butterfly: the mirror image of the all-gather."""
     return _gathering(n, ()).reversed()
 
@@ -137,13 +134,10 @@ def reduce_scatter(n: int, root: int = 0) -> Schedule:
     summary="reduce_scatter and all_gather on a butterfly with distances 1, 1, 3, 5, 11, ..., in each side of a torus",
     reference=references.SWING,
     cost="2L a + 2(n-1)/n Mb, for odd n 2(n-2+L)/n Mb with L of n-1",
-    steps=lambda n, dims: 2 * _steps(n, dims),
-    volume=lambda n, dims: 2 * _gathering_volume(n, dims if len(dims) > 1 else ()),
-    transfers=lambda n, dims: 2 * n * n,
-    parameters=(DIMS,),
     limit=_dims_limit,
+    closed=lambda n, dims: Terms(2 * _steps(n, dims), 2 * _gathering_volume(n), 2 * n * n),
 )
-def swing(n: int, root: int = 0, dims: Dims = ()) -> Schedule:
+def swing(n: int, dims: Dims = ()) -> Schedule:
     """Swing, the variant with the least bytes; on a ring the same as an all-reduce by Bine butterflies.
 
     The paper's other variant, in which partners exchange all data, is left out: ranks would combine the contributions
@@ -162,10 +156,6 @@ class _Tree(NamedTuple):
     step: Indices
     parent: Indices
     child: Indices
-
-    @property
-    def steps(self) -> int:
-        return int(self.step[-1]) + 1 if len(self.step) else 0
 
 
 @functools.lru_cache(maxsize=128)
@@ -201,24 +191,12 @@ def _below(n: int) -> NDArray[np.bool_]:
     return below
 
 
-def _tree_steps(n: int) -> int:
-    return _tree(n).steps
-
-
-def _gather_volume(n: int) -> float:
-    tree, size = _tree(n), _below(n).sum(axis=1)
-    return sum(int(size[tree.child[tree.step == step]].max()) for step in range(tree.steps)) / n
-
-
 @algorithm(
     "bine",
     "broadcast",
     summary="Bine tree, the farthest partners first",
     reference=references.BINE,
     cost="L a + L Mb, for odd n at most one step more",
-    steps=_tree_steps,
-    volume=_tree_steps,
-    transfers=lambda n: n - 1,
 )
 def broadcast(n: int, root: int = 0) -> Schedule:
     """Broadcast on a tree of negabinary distances."""
@@ -233,9 +211,6 @@ def broadcast(n: int, root: int = 0) -> Schedule:
     summary="Bine tree, the nearest partners first",
     reference=references.BINE,
     cost="L a + L Mb, for odd n at most one step more",
-    steps=_tree_steps,
-    volume=_tree_steps,
-    transfers=lambda n: n - 1,
 )
 def reduce(n: int, root: int = 0) -> Schedule:
     """Reduce on a tree of negabinary distances: the mirror image of the broadcast."""
@@ -248,9 +223,6 @@ def reduce(n: int, root: int = 0) -> Schedule:
     summary="Bine tree; every rank passes on the blocks of its subtrees, which are neighbours on the circle of ranks",
     reference=references.BINE,
     cost="L a + (n-1)/n Mb, for odd n at most one step more",
-    steps=_tree_steps,
-    volume=_gather_volume,
-    transfers=lambda n: n * (depth(n) + 1),
 )
 def scatter(n: int, root: int = 0) -> Schedule:
     """Scatter on a tree of negabinary distances."""
@@ -267,9 +239,6 @@ def scatter(n: int, root: int = 0) -> Schedule:
     summary="Bine tree; every rank sends the blocks of its subtree to its parent",
     reference=references.BINE,
     cost="L a + (n-1)/n Mb, for odd n at most one step more",
-    steps=_tree_steps,
-    volume=_gather_volume,
-    transfers=lambda n: n * (depth(n) + 1),
 )
 def gather(n: int, root: int = 0) -> Schedule:
     """Gather on a tree of negabinary distances: the mirror image of the scatter."""

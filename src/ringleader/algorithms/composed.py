@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import numpy as np
 
 from ringleader.algorithms import direct, linear, references, tree
 from ringleader.algorithms.ranks import depth, lowest_bit, send_cyclic
-from ringleader.algorithms.registry import Parameter, algorithm
+from ringleader.algorithms.registry import Terms, algorithm
 from ringleader.schedule import Builder, Schedule
 
 __all__ = ["allgather_reduce", "pairwise", "reduce_two_shot", "scatter_allgather"]
 
-_EXCHANGE = Parameter("exchange", "bruck", "how the data is gathered", choices=("bruck", "ring"))
+Exchange = Annotated[Literal["bruck", "ring"], "how the data is gathered"]
 
 
 def _gather_raw(b: Builder, n: int, exchange: str) -> int:
@@ -34,13 +36,11 @@ def _gather_raw(b: Builder, n: int, exchange: str) -> int:
     "all_reduce",
     summary="all data is gathered everywhere, then every rank reduces it by itself in rank order",
     reference=references.OPEN_MPI,
+    aliases=("7",),
     cost="(L+1) a, by ring n a, + (n-1) Mb",
-    steps=lambda n, exchange: n if exchange == "ring" else depth(n) + 1,
-    volume=lambda n, exchange: n - 1,
-    transfers=lambda n, exchange: 2 * n * n,
-    parameters=(_EXCHANGE,),
+    closed=lambda n, exchange: Terms(n if exchange == "ring" else depth(n) + 1, n - 1, 2 * n * n),
 )
-def allgather_reduce(n: int, root: int = 0, exchange: str = "bruck") -> Schedule:
+def allgather_reduce(n: int, exchange: Exchange = "bruck") -> Schedule:
     """All-reduce whose association is the plain rank order, for every n."""
     b = Builder("all_reduce", n, chunks=1)
     step = _gather_raw(b, n, exchange)
@@ -55,9 +55,7 @@ def allgather_reduce(n: int, root: int = 0, exchange: str = "bruck") -> Schedule
     summary="direct reduce_scatter, then linear gather",
     reference=references.CHAN,
     cost="2 a + 2(n-1)/n Mb",
-    steps=lambda n: 2,
-    volume=lambda n: 2 * (n - 1) / n,
-    transfers=lambda n: n * n,
+    closed=lambda n: Terms(2, 2 * (n - 1) / n, n * n),
 )
 def reduce_two_shot(n: int, root: int = 0) -> Schedule:
     """Reduce whose work is shared by all ranks."""
@@ -70,9 +68,7 @@ def reduce_two_shot(n: int, root: int = 0) -> Schedule:
     summary="binomial scatter, then ring all_gather of what a rank does not have yet",
     reference=references.INTERCOM,
     cost="(L+n-1) a + 2(n-1)/n Mb",
-    steps=lambda n: depth(n) + n - 1,
-    volume=lambda n: 2 * (n - 1) / n,
-    transfers=lambda n: n * n,
+    closed=lambda n: Terms(depth(n) + n - 1, 2 * (n - 1) / n, n * n),
 )
 def scatter_allgather(n: int, root: int = 0) -> Schedule:
     """Van de Geijn's broadcast, without the transfers whose receiver has the chunk from the scatter."""
@@ -92,11 +88,9 @@ def scatter_allgather(n: int, root: int = 0) -> Schedule:
     summary="n - 1 rounds; in each, every rank exchanges one block with one other",
     reference=references.THAKUR,
     cost="(n-1) a + (n-1)/n Mb",
-    steps=lambda n: n - 1,
-    volume=lambda n: (n - 1) / n,
-    transfers=lambda n: n * n,
+    closed=lambda n: Terms(n - 1, (n - 1) / n, n * n),
 )
-def pairwise(n: int, root: int = 0) -> Schedule:
+def pairwise(n: int) -> Schedule:
     """Pairwise exchange: the partner is rank XOR round for powers of two, else the ranks to the right and left."""
     b = Builder("all_to_all", n, chunks=n)
     distance, rank = np.ogrid[:n, :n]

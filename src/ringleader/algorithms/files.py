@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ringleader.algorithms.user import register_schedule
+from ringleader.algorithms.registry import register_schedule
 from ringleader.errors import InvalidArgument, ScheduleError
 from ringleader.schedule import from_json
 from ringleader.schedule.serialize import FORMAT, MAX_TEXT

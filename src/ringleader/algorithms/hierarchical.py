@@ -7,16 +7,15 @@ for what the part inside the largest host costs, and `O` for the part between th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
 from ringleader.algorithms import references
-from ringleader.algorithms.layout import HOSTS, Nodes, groups, hosts_limit, sizes
+from ringleader.algorithms.layout import Hosts, Nodes, groups, sizes
 from ringleader.algorithms.levels import (
     Indices,
-    Loads,
     Table,
     assemble,
     busiest,
@@ -26,19 +25,21 @@ from ringleader.algorithms.levels import (
     loads,
     part,
     part_rows,
-    parts_limit,
+    two_level_limit,
 )
-from ringleader.algorithms.registry import Parameter, algorithm
+from ringleader.algorithms.parameter import Of
+from ringleader.algorithms.registry import Terms, algorithm
 from ringleader.schedule import Schedule
 
-__all__ = ["all_reduce_leader", "all_reduce_sharded", "broadcast", "reduce", "two_level"]
+__all__ = ["all_reduce_leader", "all_reduce_sharded", "broadcast", "reduce"]
 
-Hosts: TypeAlias = tuple[int, ...]
-
-
-def level(name: str, default: str, of: str, where: str) -> Parameter:
-    """The parameter that names the algorithm of one level."""
-    return Parameter(name, default, f"the {of} {where}", of=of)
+ScatterInside = Annotated[str, Of("reduce_scatter"), "the reduce_scatter inside a host; its mirror image gathers"]
+ReduceAndBack = Annotated[str, Of("reduce"), "the reduce inside a host; its mirror image broadcasts"]
+AllReduceBetween = Annotated[str, Of("all_reduce"), "the all_reduce between the hosts"]
+ReduceInside = Annotated[str, Of("reduce"), "the reduce inside a host"]
+ReduceBetween = Annotated[str, Of("reduce"), "the reduce between the leaders"]
+BroadcastInside = Annotated[str, Of("broadcast"), "the broadcast inside a host"]
+BroadcastBetween = Annotated[str, Of("broadcast"), "the broadcast between the leaders"]
 
 
 # ---------------------------------------------------------------- all_reduce, sharded
@@ -67,20 +68,8 @@ def _finer(across: Schedule, inside: Iterable[Schedule]) -> int:
     return wanted // across.chunks * across.chunks
 
 
-def _sharded_limit(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> str:
-    layout = sizes(n, hosts, nodes)
-    parts = [("reduce_scatter", inner, size, True) for size in sorted(set(layout))]
-    return hosts_limit(n, hosts) or parts_limit([*parts, ("all_reduce", outer, len(layout), False)])
-
-
-def _sharded_steps(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> int:
-    layout = sizes(n, hosts, nodes)
-    inside = max(part("reduce_scatter", inner, size, True).steps for size in set(layout))
-    return 2 * inside + part("all_reduce", outer, len(layout), False).steps
-
-
 @functools.lru_cache(maxsize=256)
-def _sharded_volume(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> float:
+def _sharded_terms(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> Terms:
     layout = sizes(n, hosts, nodes)
     pieces, across = common(layout), part("all_reduce", outer, len(layout), False)
     kinds = {size: part("reduce_scatter", inner, size, True) for size in set(layout)}
@@ -91,14 +80,12 @@ def _sharded_volume(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) 
         scatter.append(loads(schedule, np.diff(places) / places[-1]))
     share = np.array([np.diff(_firsts(size, pieces)).max() / pieces for size in layout])
     between = loads(across) * share[:, None]
-    return busiest(scatter) + busiest([between]) + busiest(one[..., ::-1] for one in scatter)
-
-
-def _sharded_transfers(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> int:
-    layout = sizes(n, hosts, nodes)
-    rows = {size: part_rows("reduce_scatter", inner, size, True) for size in set(layout)}
+    volume = busiest(scatter) + busiest([between]) + busiest(one[..., ::-1] for one in scatter)
+    steps = 2 * max(schedule.steps for schedule in kinds.values()) + across.steps
+    rows = {size: part_rows("reduce_scatter", inner, size, True) for size in kinds}
     shards = len(_shards(layout)[1]) - 1
-    return 2 * sum(rows[size] for size in layout) + shards * part_rows("all_reduce", outer, len(layout), False)
+    between_rows = shards * part_rows("all_reduce", outer, len(layout), False)
+    return Terms(steps, volume, 2 * sum(rows[size] for size in layout) + between_rows)
 
 
 @algorithm(
@@ -107,20 +94,16 @@ def _sharded_transfers(n: int, hosts: Hosts, inner: str, outer: str, nodes: Node
     summary="reduce_scatter inside each host, all_reduce of every shard between hosts, all_gather inside",
     reference=references.BLUECONNECT,
     cost="(2 I + O) a + (2 I + O/s) Mb",
-    steps=_sharded_steps,
-    volume=_sharded_volume,
-    transfers=_sharded_transfers,
-    parameters=(
-        HOSTS,
-        level("inner", "direct", "reduce_scatter", "inside a host; its mirror image gathers"),
-        level("outer", "ring", "all_reduce", "between the hosts"),
-    ),
+    closed=_sharded_terms,
     aliases=("hierarchical_sharded",),
-    limit=_sharded_limit,
-    needs_layout=True,
+    limit=two_level_limit("reduce_scatter", "all_reduce"),
 )
 def all_reduce_sharded(
-    n: int, root: int = 0, hosts: Hosts = (), inner: str = "direct", outer: str = "ring", nodes: Nodes = None
+    n: int,
+    hosts: Hosts = (),
+    inner: ScatterInside = "direct",
+    outer: AllReduceBetween = "ring",
+    nodes: Nodes = None,
 ) -> Schedule:
     """Two-level all-reduce in which every rank takes part in the traffic between hosts, with its own shard.
 
@@ -151,42 +134,6 @@ def all_reduce_sharded(
 Part: TypeAlias = tuple[str, str]  # collective, spec
 
 
-def _times(outer: Part) -> int:
-    """How often the part inside the hosts runs: after an all_reduce it is mirrored."""
-    return 2 if outer[0] == "all_reduce" else 1
-
-
-def _leader_limit(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> str:
-    layout = sizes(n, hosts, nodes)
-    parts = [(*inner, size, True) for size in sorted(set(layout))]
-    return hosts_limit(n, hosts) or parts_limit([*parts, (*outer, len(layout), False)])
-
-
-def _leader_steps(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> int:
-    layout = sizes(n, hosts, nodes)
-    inside = max(part(*inner, size, True).steps for size in set(layout))
-    return _times(outer) * inside + part(*outer, len(layout), False).steps
-
-
-@functools.lru_cache(maxsize=256)
-def _leader_volume(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> float:
-    layout = sizes(n, hosts, nodes)
-    inside = [part(*inner, size, True) for size in set(layout)]
-    between = part(*outer, len(layout), False)
-    chunks = common(schedule.chunks for schedule in (*inside, between))
-
-    def volume(schedule: Schedule) -> Loads:
-        return loads(schedule, np.diff(cut([0, chunks], schedule.chunks)) / chunks)
-
-    return _times(outer) * busiest(map(volume, inside)) + busiest([volume(between)])
-
-
-def _leader_transfers(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> int:
-    layout = sizes(n, hosts, nodes)
-    rows = {size: part_rows(*inner, size, True) for size in set(layout)}
-    return _times(outer) * sum(rows[size] for size in layout) + part_rows(*outer, len(layout), False)
-
-
 def _two_levels(n: int, root: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> tuple[int, Table, Table]:
     """(chunks, transfers inside the hosts, transfers between their leaders).
 
@@ -210,62 +157,19 @@ def _two_levels(n: int, root: int, hosts: Hosts, nodes: Nodes, inner: Part, oute
     return chunks, np.concatenate(within), copies(across, leaders, cut([0, chunks], across.chunks))
 
 
-def two_level(
-    name: str,
-    collective: str,
-    *,
-    summary: str,
-    reference: str,
-    cost: str,
-    volume: Callable[..., float],
-    transfers: Callable[..., int],
-    levels: tuple[Parameter, Parameter],
-) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
-    """Register an algorithm of one part inside each host and one between them, which are the two `levels`.
-
-    `volume` and `transfers` are called with ``(n, hosts, nodes, inner, outer)``, the last two as (collective, spec).
-    """
-
-    def told(function: Callable[..., Any]) -> Callable[..., Any]:
-        def of_parts(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> Any:
-            return function(n, hosts, nodes, (levels[0].of, inner), (levels[1].of, outer))
-
-        return of_parts
-
-    return algorithm(
-        name,
-        collective,
-        summary=summary,
-        reference=reference,
-        cost=cost,
-        steps=told(_leader_steps),
-        volume=told(volume),
-        transfers=told(transfers),
-        parameters=(HOSTS, *levels),
-        limit=told(_leader_limit),
-        needs_layout=True,
-    )
-
-
-_REDUCE_INSIDE = level("inner", "linear", "reduce", "inside a host; its mirror image broadcasts")
-
-
-@two_level(
+@algorithm(
     "hierarchical_leader",
     "all_reduce",
     summary="reduce to a leader in each host, all_reduce between the leaders, broadcast inside",
     reference=references.ZHU,
     cost="(2 I + O) a + (2 I + O) Mb",
-    volume=_leader_volume,
-    transfers=_leader_transfers,
-    levels=(_REDUCE_INSIDE, level("outer", "recursive_doubling", "all_reduce", "between the leaders")),
+    limit=two_level_limit("reduce", "all_reduce"),
 )
 def all_reduce_leader(
     n: int,
-    root: int = 0,
     hosts: Hosts = (),
-    inner: str = "linear",
-    outer: str = "recursive_doubling",
+    inner: ReduceAndBack = "linear",
+    outer: AllReduceBetween = "recursive_doubling",
     nodes: Nodes = None,
 ) -> Schedule:
     """Two-level all-reduce with the fewest messages between hosts: only one rank of each sends any."""
@@ -274,42 +178,42 @@ def all_reduce_leader(
     return assemble("all_reduce", n, chunks, [[up.table.copy()], [between], [up.reversed().table.copy()]])
 
 
-@two_level(
+@algorithm(
     "hierarchical",
     "reduce",
     summary="reduce to a leader in each host, then from the leaders to the root",
     reference=references.KARONIS,
     cost="(I + O) a + (I + O) Mb",
-    volume=_leader_volume,
-    transfers=_leader_transfers,
-    levels=(
-        level("inner", "linear", "reduce", "inside a host"),
-        level("outer", "binomial", "reduce", "between the leaders"),
-    ),
+    limit=two_level_limit("reduce", "reduce"),
 )
 def reduce(
-    n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None
+    n: int,
+    root: int = 0,
+    hosts: Hosts = (),
+    inner: ReduceInside = "linear",
+    outer: ReduceBetween = "binomial",
+    nodes: Nodes = None,
 ) -> Schedule:
     """Two-level reduce: the data of a host crosses the network once. The root is the leader of its host."""
     chunks, within, between = _two_levels(n, root, hosts, nodes, ("reduce", inner), ("reduce", outer))
     return assemble("reduce", n, chunks, [[within], [between]], root)
 
 
-@two_level(
+@algorithm(
     "hierarchical",
     "broadcast",
     summary="from the root to a leader in each host, then inside the hosts",
     reference=references.KARONIS,
     cost="(O + I) a + (O + I) Mb",
-    volume=_leader_volume,
-    transfers=_leader_transfers,
-    levels=(
-        level("inner", "linear", "broadcast", "inside a host"),
-        level("outer", "binomial", "broadcast", "between the leaders"),
-    ),
+    limit=two_level_limit("broadcast", "broadcast"),
 )
 def broadcast(
-    n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None
+    n: int,
+    root: int = 0,
+    hosts: Hosts = (),
+    inner: BroadcastInside = "linear",
+    outer: BroadcastBetween = "binomial",
+    nodes: Nodes = None,
 ) -> Schedule:
     """Two-level broadcast: the data crosses the network once per host. The root is the leader of its host."""
     chunks, within, between = _two_levels(n, root, hosts, nodes, ("broadcast", inner), ("broadcast", outer))

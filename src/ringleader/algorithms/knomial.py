@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Annotated
 
 import numpy as np
 
 from ringleader.algorithms import references
+from ringleader.algorithms.parameter import Range
 from ringleader.algorithms.ranks import Indices, core, depth, fold
-from ringleader.algorithms.registry import Parameter, algorithm
+from ringleader.algorithms.registry import Terms, algorithm
 from ringleader.schedule import Builder, Schedule
 
 __all__ = ["all_reduce", "bcube", "broadcast", "gather", "recursive_multiplying", "reduce", "scatter"]
 
 _WIDEST = 4  # times the radix: larger groups send more messages than folding ranks into the core does
-RADIX = Parameter("radix", 4, "k: a step makes k of one", low=2, high=256)
+Radix = Annotated[int, Range(2, 256), "k: a step makes k of one"]
 
 
 # ---------------------------------------------------------------- k-nomial trees
@@ -36,22 +38,14 @@ def _edges(n: int, radix: int) -> tuple[Indices, Indices, Indices, Indices]:
     return child, child - child // size % radix * size, level, size
 
 
-def _tree_volume(n: int, radix: int) -> int:
-    return sum(min(radix - 1, (n - 1) // radix**level) for level in range(depth(n, radix)))
-
-
 @algorithm(
     "knomial",
     "reduce",
     summary="groups of k, then of k groups, ... reduce up to the root",
     reference=references.HOEFLER,
     cost="log_k n a + (k-1) log_k n Mb",
-    steps=depth,
-    volume=_tree_volume,
-    transfers=lambda n, radix: n - 1,
-    parameters=(RADIX,),
 )
-def reduce(n: int, root: int = 0, radix: int = 4) -> Schedule:
+def reduce(n: int, root: int = 0, radix: Radix = 4) -> Schedule:
     """Reduce on a k-nomial tree, leaves first; with k = 2 the binomial tree."""
     child, parent, level, _ = _edges(n, radix)
     b = Builder("reduce", n, chunks=1)
@@ -65,12 +59,8 @@ def reduce(n: int, root: int = 0, radix: int = 4) -> Schedule:
     summary="in every step all ranks that have the data send it to k - 1 more",
     reference=references.HOEFLER,
     cost="log_k n a + (k-1) log_k n Mb",
-    steps=depth,
-    volume=_tree_volume,
-    transfers=lambda n, radix: n - 1,
-    parameters=(RADIX,),
 )
-def broadcast(n: int, root: int = 0, radix: int = 4) -> Schedule:
+def broadcast(n: int, root: int = 0, radix: Radix = 4) -> Schedule:
     """Broadcast on a k-nomial tree: the mirror image of the reduce."""
     return reduce(n, root, radix).reversed()
 
@@ -81,12 +71,8 @@ def broadcast(n: int, root: int = 0, radix: int = 4) -> Schedule:
     summary="k-nomial reduce to rank 0, then k-nomial broadcast",
     reference=references.HOEFLER,
     cost="2 log_k n a + 2(k-1) log_k n Mb",
-    steps=lambda n, radix: 2 * depth(n, radix),
-    volume=lambda n, radix: 2 * _tree_volume(n, radix),
-    transfers=lambda n, radix: 2 * (n - 1),
-    parameters=(RADIX,),
 )
-def all_reduce(n: int, root: int = 0, radix: int = 4) -> Schedule:
+def all_reduce(n: int, radix: Radix = 4) -> Schedule:
     """All-reduce up and down one k-nomial tree."""
     return reduce(n, radix=radix) >> broadcast(n, radix=radix)
 
@@ -97,12 +83,8 @@ def all_reduce(n: int, root: int = 0, radix: int = 4) -> Schedule:
     summary="every rank sends the blocks of its subtree to its parent, which has k - 1 children per level",
     reference=references.HOEFLER,
     cost="log_k n a + (n-1)/n Mb",
-    steps=depth,
-    volume=lambda n, radix: (n - 1) / n,
-    transfers=lambda n, radix: 2 * n,
-    parameters=(RADIX,),
 )
-def gather(n: int, root: int = 0, radix: int = 4) -> Schedule:
+def gather(n: int, root: int = 0, radix: Radix = 4) -> Schedule:
     """Gather on a k-nomial tree."""
     child, parent, level, size = _edges(n, radix)
     b = Builder("gather", n, chunks=n)
@@ -116,12 +98,8 @@ def gather(n: int, root: int = 0, radix: int = 4) -> Schedule:
     summary="every rank passes on the blocks of its children's subtrees, k - 1 children per level",
     reference=references.HOEFLER,
     cost="log_k n a + (n-1)/n Mb",
-    steps=depth,
-    volume=lambda n, radix: (n - 1) / n,
-    transfers=lambda n, radix: 2 * n,
-    parameters=(RADIX,),
 )
-def scatter(n: int, root: int = 0, radix: int = 4) -> Schedule:
+def scatter(n: int, root: int = 0, radix: Radix = 4) -> Schedule:
     """Scatter on a k-nomial tree: the mirror image of the gather."""
     return gather(n, root, radix).reversed()
 
@@ -162,18 +140,25 @@ def _fold_steps(n: int, radix: int) -> int:
     return 2 * (n > _core(n, radix))
 
 
+def _multiplying_terms(n: int, radix: int) -> Terms:
+    factors, folds = _factors(n, radix), _fold_steps(n, radix)
+    return Terms(len(factors) + folds, sum(factor - 1 for factor in factors) + folds, n * (sum(factors) + 2))
+
+
+def _bcube_terms(n: int, radix: int) -> Terms:
+    factors, folds, p = _factors(n, radix), _fold_steps(n, radix), _core(n, radix)
+    return Terms(2 * len(factors) + folds, 2 * (p - 1) / p + folds, 2 * n * (sum(factors) + 1))
+
+
 @algorithm(
     "recursive_multiplying",
     "all_reduce",
     summary="groups of k ranks exchange and reduce all data; then groups of ranks k apart, k^2 apart, ...",
     reference=references.RUEFENACHT,
     cost="(log_k p + 2f) a + ((k-1) log_k p + 2f) Mb",
-    steps=lambda n, radix: len(_factors(n, radix)) + _fold_steps(n, radix),
-    volume=lambda n, radix: sum(factor - 1 for factor in _factors(n, radix)) + _fold_steps(n, radix),
-    transfers=lambda n, radix: n * (sum(_factors(n, radix)) + 2),
-    parameters=(RADIX,),
+    closed=_multiplying_terms,
 )
-def recursive_multiplying(n: int, root: int = 0, radix: int = 4) -> Schedule:
+def recursive_multiplying(n: int, radix: Radix = 4) -> Schedule:
     """All-reduce by recursive multiplying, of which recursive doubling is the case k = 2.
 
     The core is what `_factors` makes of n: n itself, unless it has large prime factors. All of a group
@@ -197,12 +182,9 @@ def recursive_multiplying(n: int, root: int = 0, radix: int = 4) -> Schedule:
     summary="groups of k ranks reduce_scatter among themselves, level by level of a BCube, then gather back",
     reference=references.BCUBE,
     cost="(2 log_k p + 2f) a + (2(p-1)/p + 2f) Mb",
-    steps=lambda n, radix: 2 * len(_factors(n, radix)) + _fold_steps(n, radix),
-    volume=lambda n, radix: 2 * (_core(n, radix) - 1) / _core(n, radix) + _fold_steps(n, radix),
-    transfers=lambda n, radix: 2 * n * (sum(_factors(n, radix)) + 1),
-    parameters=(RADIX,),
+    closed=_bcube_terms,
 )
-def bcube(n: int, root: int = 0, radix: int = 4) -> Schedule:
+def bcube(n: int, radix: Radix = 4) -> Schedule:
     """All-reduce on a BCube: recursive halving and doubling with k parts instead of two.
 
     The core is what `_factors` makes of n: n itself, unless it has large prime factors.

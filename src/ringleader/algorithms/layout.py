@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.algorithms.parameter import Parameter
+from ringleader.algorithms.parameter import Range, Separator, listed
 
-__all__ = ["HOSTS", "groups", "hosts_limit", "sizes"]
+__all__ = ["Hosts", "Nodes", "groups", "hosts_limit", "sizes"]
 
-HOSTS = Parameter("hosts", (), "ranks of each host, in order; default: the node layout", high=1 << 20, separator="+")
-
-Nodes = tuple[int, ...] | None
+Hosts: TypeAlias = Annotated[
+    tuple[int, ...], Range(1, 1 << 20), Separator("+"), "ranks of each host, in order; default: the node layout"
+]
+Nodes: TypeAlias = tuple[int, ...] | None
 
 
 def hosts_limit(n: int, hosts: tuple[int, ...]) -> str:
     """Why `hosts` is no layout of n ranks, or nothing."""
     total = sum(hosts)
-    return f"hosts={HOSTS.text(hosts)} are {total} ranks" if hosts and total != n else ""
+    return f"hosts={listed(hosts, '+')} are {total} ranks" if hosts and total != n else ""
 
 
 def groups(n: int, hosts: tuple[int, ...], nodes: Nodes) -> list[NDArray[np.int64]]:

@@ -6,17 +6,21 @@ A *part* is a schedule over the ranks of one host, or over one rank of each host
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ringleader.algorithms.layout import Hosts, Nodes, hosts_limit, sizes
 from ringleader.algorithms.registry import build, check, parse_spec
 from ringleader.errors import InvalidArgument
 from ringleader.schedule import TRANSFER_DTYPE, Buffer, Schedule
 from ringleader.schedule.algebra import expand
 
-__all__ = ["assemble", "busiest", "common", "copies", "cut", "inside", "loads", "part", "part_rows", "parts_limit"]
+__all__ = [
+    "assemble", "busiest", "common", "copies", "cut", "inside", "loads", "part", "part_rows", "parts_limit",
+    "two_level_limit",
+]  # fmt: skip
 
 Indices = NDArray[np.int64]
 Loads = NDArray[np.float64]
@@ -39,7 +43,7 @@ def part(collective: str, spec: str, n: int, local: bool, root: int = 0) -> Sche
 def part_rows(collective: str, spec: str, n: int, local: bool) -> int:
     """At most how many transfers the part has."""
     entry, values = parse_spec(collective, spec)
-    return entry.transfers(n, **entry.arguments(values, inside(n, local))) if n > 1 else 0
+    return int(entry.transfers(n, values, inside(n, local)))
 
 
 def parts_limit(parts: Iterable[tuple[str, str, int, bool]]) -> str:
@@ -50,6 +54,17 @@ def parts_limit(parts: Iterable[tuple[str, str, int, bool]]) -> str:
         except InvalidArgument as error:
             return str(error)
     return ""
+
+
+def two_level_limit(inside_of: str, between_of: str) -> Callable[..., str]:
+    """The `limit` of an algorithm with a part for one collective inside each host, and one for another between them."""
+
+    def limit(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> str:
+        layout = sizes(n, hosts, nodes)
+        parts = [(inside_of, inner, size, True) for size in sorted(set(layout))]
+        return hosts_limit(n, hosts) or parts_limit([*parts, (between_of, outer, len(layout), False)])
+
+    return limit
 
 
 def common(counts: Iterable[int]) -> int:

@@ -17,9 +17,6 @@ __all__ = ["all_reduce", "broadcast", "gather", "reduce", "scatter"]
     summary="the root reads the data of all others",
     reference=references.MPI,
     cost="1 a + (n-1) Mb",
-    steps=lambda n: 1,
-    volume=lambda n: n - 1,
-    transfers=lambda n: n - 1,
 )
 def reduce(n: int, root: int = 0) -> Schedule:
     """Reduce in one step, in rank order at the root."""
@@ -34,9 +31,6 @@ def reduce(n: int, root: int = 0) -> Schedule:
     summary="the root sends to all others",
     reference=references.MPI,
     cost="1 a + (n-1) Mb",
-    steps=lambda n: 1,
-    volume=lambda n: n - 1,
-    transfers=lambda n: n - 1,
 )
 def broadcast(n: int, root: int = 0) -> Schedule:
     """Broadcast in one step: the mirror image of the linear reduce."""
@@ -46,14 +40,12 @@ def broadcast(n: int, root: int = 0) -> Schedule:
 @algorithm(
     "linear",
     "all_reduce",
+    aliases=("basic_linear", "1"),
     summary="linear reduce to rank 0, then linear broadcast from it",
     reference=references.MPI,
     cost="2 a + 2(n-1) Mb",
-    steps=lambda n: 2,
-    volume=lambda n: 2 * (n - 1),
-    transfers=lambda n: 2 * (n - 1),
 )
-def all_reduce(n: int, root: int = 0) -> Schedule:
+def all_reduce(n: int) -> Schedule:
     """All-reduce through rank 0."""
     return reduce(n) >> broadcast(n)
 
@@ -64,9 +56,6 @@ def all_reduce(n: int, root: int = 0) -> Schedule:
     summary="every rank sends its block to the root",
     reference=references.MPI,
     cost="1 a + (n-1)/n Mb",
-    steps=lambda n: 1,
-    volume=lambda n: (n - 1) / n,
-    transfers=lambda n: n - 1,
 )
 def gather(n: int, root: int = 0) -> Schedule:
     """Gather in one step."""
@@ -82,9 +71,6 @@ def gather(n: int, root: int = 0) -> Schedule:
     summary="the root sends every rank its block",
     reference=references.MPI,
     cost="1 a + (n-1)/n Mb",
-    steps=lambda n: 1,
-    volume=lambda n: (n - 1) / n,
-    transfers=lambda n: n - 1,
 )
 def scatter(n: int, root: int = 0) -> Schedule:
     """Scatter in one step: the mirror image of the linear gather."""

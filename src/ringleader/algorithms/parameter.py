@@ -1,7 +1,8 @@
 """Parameters of algorithms: what a spec ``name:key=value:...`` may set, and how values are written.
 
-A value is an integer (``4``), a word out of a few (``ring``), a list of integers (``4+4+3``, a run of equal ones as
-``8*512``), or another algorithm, whose own parameters then stand in parentheses: ``ring(segments=4)``.
+They are the keywords of an algorithm's function. The annotation says what a value is: an integer (``4``; `Range`), a
+word out of a few (``ring``; a ``Literal``), a list of integers (``4+4+3``, a run of equal ones as ``8*512``; a tuple
+with a `Separator`), or another algorithm, whose own parameters then stand in parentheses (``ring(segments=4)``; `Of`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 from ringleader._names import did_you_mean
 from ringleader.errors import InvalidArgument
 
-__all__ = ["MAX_LIST", "MAX_NESTING", "SEGMENTS", "Parameter", "Value", "nested", "split_spec"]
+__all__ = [
+    "MAX_LIST", "MAX_NESTING", "Of", "Parameter", "Range", "Segments", "Separator", "Value", "listed", "nested",
+    "parameter_of", "split_spec",
+]  # fmt: skip
 
 Value: TypeAlias = int | str | tuple[int, ...]
 
@@ -26,8 +30,33 @@ MAX_NESTING = 4
 
 
 @dataclass(frozen=True)
+class Range:
+    """In an annotation: the bounds of an integer, or of each entry of a list."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Separator:
+    """In an annotation of a tuple of integers: what stands between them in a spec."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Of:
+    """In an annotation of a string: it is the spec of an algorithm for this collective."""
+
+    collective: str
+
+
+Segments = Annotated[int, Range(1, 1024), "pieces of every chunk, sent one behind the other (a pipeline)"]
+
+
+@dataclass(frozen=True)
 class Parameter:
-    """One parameter of an algorithm.
+    """One parameter of an algorithm; see `parameter_of`.
 
     Attributes
     ----------
@@ -106,9 +135,7 @@ class Parameter:
         '8*3+4+4'
         """
         if isinstance(value, tuple):
-            runs = [(entry, len(list(run))) for entry, run in itertools.groupby(value)]
-            words = [[f"{entry}*{times}"] if times > 2 else [str(entry)] * times for entry, times in runs]
-            return self.separator.join(itertools.chain.from_iterable(words))
+            return listed(value, self.separator)
         return nested(value) if self.of and isinstance(value, str) else str(value)
 
     def _integer(self, text: str) -> int | None:
@@ -129,7 +156,40 @@ class Parameter:
         return tuple(entries) if entries else None
 
 
-SEGMENTS = Parameter("segments", 1, "pieces of every chunk, sent one behind the other (a pipeline)")
+def parameter_of(name: str, default: Any, annotation: Any) -> Parameter | None:
+    """The parameter that a keyword of an algorithm's function is; None if a spec cannot set it.
+
+    Parameters
+    ----------
+    default
+        The keyword's default. A default that is an integer makes a parameter without any annotation.
+    annotation
+        A type, or an ``Annotated`` one with a `Range`, a `Separator` or an `Of`, and a line that says what it is.
+
+    Examples
+    --------
+    >>> parameter_of("radix", 4, Annotated[int, Range(2, 256), "base of the distances"]).values
+    '2..256'
+    >>> parameter_of("exchange", "bruck", Literal["bruck", "ring"]).values
+    'bruck|ring'
+    """
+    base, *notes = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    found = {type(note): note for note in notes}
+    limits, separator, of = found.get(Range, Range(1, 1024)), found.get(Separator), found.get(Of)
+    choices = get_args(base) if get_origin(base) is Literal else ()
+    if not (choices or separator or of or type(default) is int):
+        return None
+    return Parameter(
+        name, default, found.get(str, name), limits.low, limits.high, choices,
+        of.collective if of else "", separator.text if separator else "",
+    )  # fmt: skip
+
+
+def listed(value: tuple[int, ...], separator: str) -> str:
+    """A list as a spec says it, runs of more than two equal entries as one word."""
+    runs = [(entry, len(list(run))) for entry, run in itertools.groupby(value)]
+    words = [[f"{entry}*{times}"] if times > 2 else [str(entry)] * times for entry, times in runs]
+    return separator.join(itertools.chain.from_iterable(words))
 
 
 def nested(spec: str) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 
 from ringleader.algorithms import references
+from ringleader.algorithms.parameter import Range
 from ringleader.algorithms.ranks import Indices, depth
-from ringleader.algorithms.registry import Parameter, algorithm
+from ringleader.algorithms.registry import Terms, algorithm
 from ringleader.schedule import Builder, Schedule
 
 __all__ = ["all_gather", "reduce_scatter"]
 
-_AGGREGATION = Parameter("aggregation", 0, "most blocks in a message; 0 is no limit", low=0, high=1 << 20)
+Aggregation = Annotated[int, Range(0, 1 << 20), "most blocks in a message; 0 is no limit"]
 
 
 def _rounds(n: int, aggregation: int) -> Iterator[tuple[int, Indices]]:
@@ -35,12 +37,9 @@ def _steps(n: int, aggregation: int) -> int:
     summary="every block goes down a binomial tree, far branches first; the blocks of a step are one message",
     reference=references.PAT,
     cost="L a, with at most A blocks in a message about (n/A + log2 A) a, + (n-1)/n Mb",
-    steps=_steps,
-    volume=lambda n, aggregation: (n - 1) / n,
-    transfers=lambda n, aggregation: n * (n - 1),
-    parameters=(_AGGREGATION,),
+    closed=lambda n, aggregation: Terms(_steps(n, aggregation), (n - 1) / n, n * (n - 1)),
 )
-def all_gather(n: int, root: int = 0, aggregation: int = 0) -> Schedule:
+def all_gather(n: int, aggregation: Aggregation = 0) -> Schedule:
     """All-gather by parallel aggregated trees: Bruck's algorithm with its distances reversed.
 
     The long way is gone first, with few blocks; most of the data moves between neighbours. Between a few blocks per
@@ -59,11 +58,8 @@ def all_gather(n: int, root: int = 0, aggregation: int = 0) -> Schedule:
     summary="every block is reduced up a binomial tree, near branches first; the blocks of a step are one message",
     reference=references.PAT,
     cost="L a, with at most A blocks in a message about (n/A + log2 A) a, + (n-1)/n Mb",
-    steps=_steps,
-    volume=lambda n, aggregation: (n - 1) / n,
-    transfers=lambda n, aggregation: n * (n - 1),
-    parameters=(_AGGREGATION,),
+    closed=lambda n, aggregation: Terms(_steps(n, aggregation), (n - 1) / n, n * (n - 1)),
 )
-def reduce_scatter(n: int, root: int = 0, aggregation: int = 0) -> Schedule:
+def reduce_scatter(n: int, aggregation: Aggregation = 0) -> Schedule:
     """Reduce-scatter by parallel aggregated trees: the mirror image of the all-gather."""
     return all_gather(n, aggregation=aggregation).reversed()

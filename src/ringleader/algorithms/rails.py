@@ -8,18 +8,41 @@ through one leader per host.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.algorithms import references
-from ringleader.algorithms.hierarchical import Hosts, Part, level, two_level
-from ringleader.algorithms.layout import Nodes, groups, sizes
-from ringleader.algorithms.levels import Indices, Loads, Table, assemble, busiest, common, copies, loads, part
+from ringleader.algorithms.hierarchical import Part
+from ringleader.algorithms.layout import Hosts, Nodes, groups, sizes
+from ringleader.algorithms.levels import (
+    Indices,
+    Loads,
+    Table,
+    assemble,
+    busiest,
+    common,
+    copies,
+    loads,
+    part,
+    two_level_limit,
+)
+from ringleader.algorithms.parameter import Of
+from ringleader.algorithms.registry import Terms, algorithm
 from ringleader.schedule import Schedule
 
 __all__ = ["all_gather", "gather", "reduce_scatter", "scatter"]
+
+AllGatherInside = Annotated[str, Of("all_gather"), "the all_gather inside a host"]
+AllGatherBetween = Annotated[str, Of("all_gather"), "the all_gather along a rail"]
+ReduceScatterInside = Annotated[str, Of("reduce_scatter"), "the reduce_scatter inside a host"]
+ReduceScatterBetween = Annotated[str, Of("reduce_scatter"), "the reduce_scatter along a rail"]
+GatherInside = Annotated[str, Of("gather"), "the gather inside a host"]
+GatherBetween = Annotated[str, Of("gather"), "the gather between the leaders"]
+ScatterInside = Annotated[str, Of("scatter"), "the scatter inside a host"]
+ScatterBetween = Annotated[str, Of("scatter"), "the scatter between the leaders"]
 
 
 def _moves(schedule: Schedule) -> int:
@@ -94,49 +117,55 @@ def _inside_loads(blocks: Indices, inner: Part, layout: set[int], n: int) -> Ite
         yield loads(schedule, np.repeat(held, schedule.chunks_per_block) / schedule.chunks_per_block)
 
 
-def _rails_transfers(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> int:
-    layout = sizes(n, hosts, nodes)
-    rows = {size: sum(-(-other // size) for other in layout) for size in set(layout)}
-    moves = {size: _moves(part(*inner, size, True)) for size in set(layout)}
-    return sum(rows[size] * moves[size] for size in layout) + max(layout) * _moves(part(*outer, len(layout), False))
+def _rails_terms(collective: str) -> Callable[..., Terms]:
+    def terms(n: int, hosts: Hosts, inner: str, outer: str, nodes: Nodes) -> Terms:
+        layout = sizes(n, hosts, nodes)
+        inside = {size: part(collective, inner, size, True) for size in set(layout)}
+        between = part(collective, outer, len(layout), False)
+        rows = {size: sum(-(-other // size) for other in layout) * _moves(inside[size]) for size in inside}
+        transfers = sum(rows[size] for size in layout) + max(layout) * _moves(between)
+        steps = max(schedule.steps for schedule in inside.values()) + between.steps
+        return Terms(steps, _rails_volume(n, hosts, nodes, (collective, inner), (collective, outer)), transfers)
+
+    return terms
 
 
-@two_level(
+@algorithm(
     "hierarchical",
     "all_gather",
     summary="all_gather of every rail between the hosts, then all_gather inside each host",
     reference=references.KARONIS,
     cost="(O + I) a + (O/s + I) Mb",
-    volume=_rails_volume,
-    transfers=_rails_transfers,
-    levels=(
-        level("inner", "direct", "all_gather", "inside a host"),
-        level("outer", "ring", "all_gather", "along a rail"),
-    ),
+    closed=_rails_terms("all_gather"),
+    limit=two_level_limit("all_gather", "all_gather"),
 )
 def all_gather(
-    n: int, root: int = 0, hosts: Hosts = (), inner: str = "direct", outer: str = "ring", nodes: Nodes = None
+    n: int,
+    hosts: Hosts = (),
+    inner: AllGatherInside = "direct",
+    outer: AllGatherBetween = "ring",
+    nodes: Nodes = None,
 ) -> Schedule:
     """Two-level all-gather: every block crosses the network once for each host, and all ranks of a host receive."""
     finer, within, between = _rails(n, hosts, nodes, ("all_gather", inner), ("all_gather", outer))
     return assemble("all_gather", n, n * finer, [[between], within])
 
 
-@two_level(
+@algorithm(
     "hierarchical",
     "reduce_scatter",
     summary="reduce_scatter inside each host, then reduce_scatter of every rail between the hosts",
     reference=references.KARONIS,
     cost="(I + O) a + (I + O/s) Mb",
-    volume=_rails_volume,
-    transfers=_rails_transfers,
-    levels=(
-        level("inner", "direct", "reduce_scatter", "inside a host"),
-        level("outer", "ring", "reduce_scatter", "along a rail"),
-    ),
+    closed=_rails_terms("reduce_scatter"),
+    limit=two_level_limit("reduce_scatter", "reduce_scatter"),
 )
 def reduce_scatter(
-    n: int, root: int = 0, hosts: Hosts = (), inner: str = "direct", outer: str = "ring", nodes: Nodes = None
+    n: int,
+    hosts: Hosts = (),
+    inner: ReduceScatterInside = "direct",
+    outer: ReduceScatterBetween = "ring",
+    nodes: Nodes = None,
 ) -> Schedule:
     """Two-level reduce-scatter: the contributions of a host to a block cross the network as one."""
     finer, within, between = _rails(n, hosts, nodes, ("reduce_scatter", inner), ("reduce_scatter", outer))
@@ -166,58 +195,42 @@ def _through_leaders(
     return finer, tables, copies(across, ranks, *_ranges(blocks.T, across.chunks_per_block, finer))
 
 
-@functools.lru_cache(maxsize=256)
-def _leaders_volume(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> float:
-    """For root 0; where hosts are uneven, another root's host may have more blocks, or fewer."""
-    layout = sizes(n, hosts, nodes)
-    across = part(*outer, len(layout), False)
-    weights = np.repeat(np.array(layout) / n, across.chunks_per_block) / across.chunks_per_block
-    inside = [loads(part(*inner, size, True)) * (size / n) for size in set(layout)]
-    return busiest(inside) + busiest([loads(across, weights)])
-
-
-def _leaders_transfers(n: int, hosts: Hosts, nodes: Nodes, inner: Part, outer: Part) -> int:
-    layout = sizes(n, hosts, nodes)
-    moves = {size: _moves(part(*inner, size, True)) for size in set(layout)}
-    return sum(moves[size] for size in layout) + max(layout) * _moves(part(*outer, len(layout), False))
-
-
-@two_level(
+@algorithm(
     "hierarchical",
     "gather",
     summary="gather to a leader in each host, then from the leaders to the root",
     reference=references.KARONIS,
     cost="(I + O) a + (I/H + O) Mb",
-    volume=_leaders_volume,
-    transfers=_leaders_transfers,
-    levels=(
-        level("inner", "linear", "gather", "inside a host"),
-        level("outer", "binomial", "gather", "between the leaders"),
-    ),
+    limit=two_level_limit("gather", "gather"),
 )
 def gather(
-    n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None
+    n: int,
+    root: int = 0,
+    hosts: Hosts = (),
+    inner: GatherInside = "linear",
+    outer: GatherBetween = "binomial",
+    nodes: Nodes = None,
 ) -> Schedule:
     """Two-level gather: one message from each host."""
     finer, within, between = _through_leaders(n, root, hosts, nodes, ("gather", inner), ("gather", outer))
     return assemble("gather", n, n * finer, [within, [between]], root)
 
 
-@two_level(
+@algorithm(
     "hierarchical",
     "scatter",
     summary="from the root to a leader in each host, then inside the hosts",
     reference=references.KARONIS,
     cost="(O + I) a + (O + I/H) Mb",
-    volume=_leaders_volume,
-    transfers=_leaders_transfers,
-    levels=(
-        level("inner", "linear", "scatter", "inside a host"),
-        level("outer", "binomial", "scatter", "between the leaders"),
-    ),
+    limit=two_level_limit("scatter", "scatter"),
 )
 def scatter(
-    n: int, root: int = 0, hosts: Hosts = (), inner: str = "linear", outer: str = "binomial", nodes: Nodes = None
+    n: int,
+    root: int = 0,
+    hosts: Hosts = (),
+    inner: ScatterInside = "linear",
+    outer: ScatterBetween = "binomial",
+    nodes: Nodes = None,
 ) -> Schedule:
     """Two-level scatter: one message to each host."""
     finer, within, between = _through_leaders(n, root, hosts, nodes, ("scatter", inner), ("scatter", outer))

@@ -23,22 +23,15 @@ def _rounds(n: int) -> int:
     return core_size(n).bit_length() - 1
 
 
-def _halving_volume(n: int) -> float:
-    p = core_size(n)
-    return _folds(n) + sum(w + min(w, n - p) for w in (1 << k for k in range(_rounds(n)))) / n
-
-
 @algorithm(
     "recursive_doubling",
     "all_reduce",
+    aliases=("3",),
     summary="partners at distance 1, 2, 4, ... exchange and reduce all data",
     reference=references.THAKUR,
     cost="(log2 p + 2f) a + (log2 p + 2f) Mb",
-    steps=lambda n: _rounds(n) + 2 * _folds(n),
-    volume=lambda n: _rounds(n) + 2 * _folds(n),
-    transfers=lambda n: n * (_rounds(n) + 1),
 )
-def all_reduce_doubling(n: int, root: int = 0) -> Schedule:
+def all_reduce_doubling(n: int) -> Schedule:
     """All-reduce by recursive doubling; both partners fold in rank order, so all ranks get the same bits."""
     p = core_size(n)
     b = Builder("all_reduce", p, chunks=1)
@@ -53,11 +46,8 @@ def all_reduce_doubling(n: int, root: int = 0) -> Schedule:
     summary="partners exchange and reduce the half, the quarter, ... that the other is to have",
     reference=references.THAKUR,
     cost="(log2 p + 2f) a + (n-1)/n Mb, with f at most (1 + 2(p-1)/n) Mb",
-    steps=lambda n: _rounds(n) + 2 * _folds(n),
-    volume=_halving_volume,
-    transfers=lambda n: n * (_rounds(n) + 2),
 )
-def reduce_scatter(n: int, root: int = 0) -> Schedule:
+def reduce_scatter(n: int) -> Schedule:
     """Reduce-scatter by recursive halving. Core member j works on the blocks of all the ranks that it stands for."""
     p, first = core_size(n), core(n)
     b = Builder("reduce_scatter", n, chunks=n)
@@ -81,11 +71,8 @@ def reduce_scatter(n: int, root: int = 0) -> Schedule:
     summary="partners at distance 1, 2, 4, ... exchange all blocks that they have",
     reference=references.THAKUR,
     cost="(log2 p + 2f) a + (n-1)/n Mb, with f at most (1 + 2(p-1)/n) Mb",
-    steps=lambda n: _rounds(n) + 2 * _folds(n),
-    volume=_halving_volume,
-    transfers=lambda n: n * (_rounds(n) + 2),
 )
-def all_gather(n: int, root: int = 0) -> Schedule:
+def all_gather(n: int) -> Schedule:
     """All-gather by recursive doubling: the mirror image of recursive halving."""
     return reduce_scatter(n).reversed()
 
@@ -93,14 +80,12 @@ def all_gather(n: int, root: int = 0) -> Schedule:
 @algorithm(
     "rabenseifner",
     "all_reduce",
+    aliases=("6",),
     summary="recursive halving, then recursive doubling",
     reference=references.RABENSEIFNER,
     cost="(2 log2 p + 2f) a + (2(p-1)/p + 2f) Mb",
-    steps=lambda n: 2 * _rounds(n) + 2 * _folds(n),
-    volume=lambda n: 2 * (core_size(n) - 1) / core_size(n) + 2 * _folds(n),
-    transfers=lambda n: 2 * n * (_rounds(n) + 1),
 )
-def rabenseifner(n: int, root: int = 0) -> Schedule:
+def rabenseifner(n: int) -> Schedule:
     """Rabenseifner's all-reduce: reduce-scatter and all-gather in the core, which has p chunks."""
     p = core_size(n)
     inner = (reduce_scatter(p) >> all_gather(p)).on(ranks=core(n)[:p], chunks=np.arange(p), n=n)
@@ -113,9 +98,6 @@ def rabenseifner(n: int, root: int = 0) -> Schedule:
     summary="recursive halving, then a binomial gather",
     reference=references.RABENSEIFNER,
     cost="(2 log2 p + f) a + (2(p-1)/p + f) Mb",
-    steps=lambda n: 2 * _rounds(n) + _folds(n),
-    volume=lambda n: 2 * (core_size(n) - 1) / core_size(n) + _folds(n),
-    transfers=lambda n: n * (_rounds(n) + 2),
 )
 def reduce_rabenseifner(n: int, root: int = 0) -> Schedule:
     """Rabenseifner's reduce; rank 0, then turned to the root, is always in the core."""

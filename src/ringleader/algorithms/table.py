@@ -35,7 +35,9 @@ def render() -> str:
 
 
 def _row(entry: Algorithm, reference: int) -> str:
-    names = f"`{entry.name}`" + "".join(f", also `{alias}`" for alias in entry.aliases)
+    names = f"`{entry.name}`" + "".join(
+        f", also `{alias}`" + f" (`{settings}`)" * bool(settings) for alias, settings in entry.aliases.items()
+    )
     settings = ", ".join(map(_setting, entry.parameters))
     return f"| {names} | {settings} | {entry.cost} | {_ratios(entry)} | {entry.summary} | [{reference}] |"
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringleader.algorithms import references
-from ringleader.algorithms.butterfly import DIMS, Dims
+from ringleader.algorithms.butterfly import Dims
 from ringleader.algorithms.layout import Nodes, groups, sizes
+from ringleader.algorithms.parameter import listed
 from ringleader.algorithms.ranks import Indices
-from ringleader.algorithms.registry import algorithm
+from ringleader.algorithms.registry import Terms, algorithm
 from ringleader.schedule import Builder, Schedule
 
 __all__ = ["bucket_all_gather", "bucket_all_reduce", "bucket_reduce_scatter", "torus"]
@@ -30,7 +31,7 @@ def _dims(n: int, dims: Dims, nodes: Nodes = None) -> Dims:
 
 
 def _dims_limit(n: int, dims: Dims, nodes: Nodes = None) -> str:
-    return f"dims={DIMS.text(dims)} are {math.prod(dims)} ranks" if dims and math.prod(dims) != n else ""
+    return f"dims={listed(dims, 'x')} are {math.prod(dims)} ranks" if dims and math.prod(dims) != n else ""
 
 
 def _steps(n: int, dims: Dims, nodes: Nodes = None) -> int:
@@ -77,15 +78,11 @@ def _ring_phases(b: Builder, dims: Dims, order: Sequence[int], place: Indices | 
     summary="ring reduce_scatter along each dimension of a torus, the last one first, then ring all_gather back",
     reference=references.MIKAMI,
     cost="2 (d1-1 + d2-1 + ...) a + 2(n-1)/n Mb",
-    steps=lambda n, dims, nodes: 2 * _steps(n, dims, nodes),
-    volume=lambda n, dims, nodes: 2 * (n - 1) / n,
-    transfers=lambda n, dims, nodes: 2 * n * _steps(n, dims, nodes),
-    parameters=(DIMS,),
     aliases=("2d_torus", "3d_torus"),
     limit=_dims_limit,
-    needs_layout=True,
+    closed=lambda n, dims, nodes: Terms(2 * _steps(n, dims, nodes), 2 * (n - 1) / n, 2 * n * _steps(n, dims, nodes)),
 )
-def torus(n: int, root: int = 0, dims: Dims = (), nodes: Nodes = None) -> Schedule:
+def torus(n: int, dims: Dims = (), nodes: Nodes = None) -> Schedule:
     """All-reduce by rings in one dimension after the other; by default within the hosts first, then between them.
 
     Where sides are not given and hosts are uneven, the torus is as square as can be; a prime number of ranks is a ring.
@@ -107,13 +104,10 @@ def torus(n: int, root: int = 0, dims: Dims = (), nodes: Nodes = None) -> Schedu
     summary="rings along each dimension of a torus; one part of the data per dimension begins there, so all links work",
     reference=references.JAIN,
     cost="(d1-1 + d2-1 + ...) a + (n-1)/n Mb",
-    steps=_steps,
-    volume=lambda n, dims: (n - 1) / n,
-    transfers=lambda n, dims: n * (n - 1) * len(_dims(n, dims)),
-    parameters=(DIMS,),
     limit=_dims_limit,
+    closed=lambda n, dims: Terms(_steps(n, dims), (n - 1) / n, n * (n - 1) * len(_dims(n, dims))),
 )
-def bucket_reduce_scatter(n: int, root: int = 0, dims: Dims = ()) -> Schedule:
+def bucket_reduce_scatter(n: int, dims: Dims = ()) -> Schedule:
     """Bucket reduce-scatter, with as many buckets on their way at once as there are dimensions."""
     sides = _dims(n, dims)
     count = len(sides)
@@ -130,13 +124,10 @@ def bucket_reduce_scatter(n: int, root: int = 0, dims: Dims = ()) -> Schedule:
     summary="rings along each dimension of a torus; one part of the data per dimension begins there, so all links work",
     reference=references.JAIN,
     cost="(d1-1 + d2-1 + ...) a + (n-1)/n Mb",
-    steps=_steps,
-    volume=lambda n, dims: (n - 1) / n,
-    transfers=lambda n, dims: n * (n - 1) * len(_dims(n, dims)),
-    parameters=(DIMS,),
     limit=_dims_limit,
+    closed=lambda n, dims: Terms(_steps(n, dims), (n - 1) / n, n * (n - 1) * len(_dims(n, dims))),
 )
-def bucket_all_gather(n: int, root: int = 0, dims: Dims = ()) -> Schedule:
+def bucket_all_gather(n: int, dims: Dims = ()) -> Schedule:
     """Bucket all-gather: the mirror image of the reduce-scatter."""
     return bucket_reduce_scatter(n, dims=dims).reversed()
 
@@ -147,13 +138,10 @@ def bucket_all_gather(n: int, root: int = 0, dims: Dims = ()) -> Schedule:
     summary="bucket reduce_scatter, then bucket all_gather: multi-dimensional rings in all dimensions at once",
     reference=references.SACK,
     cost="2 (d1-1 + d2-1 + ...) a + 2(n-1)/n Mb",
-    steps=lambda n, dims: 2 * _steps(n, dims),
-    volume=lambda n, dims: 2 * (n - 1) / n,
-    transfers=lambda n, dims: 2 * n * (n - 1) * len(_dims(n, dims)),
-    parameters=(DIMS,),
     limit=_dims_limit,
+    closed=lambda n, dims: Terms(2 * _steps(n, dims), 2 * (n - 1) / n, 2 * n * (n - 1) * len(_dims(n, dims))),
 )
-def bucket_all_reduce(n: int, root: int = 0, dims: Dims = ()) -> Schedule:
+def bucket_all_reduce(n: int, dims: Dims = ()) -> Schedule:
     """All-reduce by buckets; unlike `torus` it keeps the links of every dimension busy all the time."""
     scatter = bucket_reduce_scatter(n, dims=dims)
     return scatter >> scatter.reversed()

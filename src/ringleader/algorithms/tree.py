@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ringleader.algorithms import references
+from ringleader.algorithms.parameter import Segments
 from ringleader.algorithms.ranks import Indices, depth, lowest_bit
-from ringleader.algorithms.registry import SEGMENTS, Parameter, algorithm
+from ringleader.algorithms.registry import algorithm
 from ringleader.schedule import Builder, Schedule
 
 __all__ = [
@@ -38,9 +39,6 @@ def _binomial(n: int) -> tuple[Indices, Indices, Indices]:
     summary="ranks pair up, then pairs, then fours, ... up to the root",
     reference=references.THAKUR,
     cost="L a + L Mb",
-    steps=depth,
-    volume=depth,
-    transfers=lambda n: n - 1,
 )
 def reduce(n: int, root: int = 0) -> Schedule:
     """Binomial-tree reduce, leaves first."""
@@ -56,9 +54,6 @@ def reduce(n: int, root: int = 0) -> Schedule:
     summary="in every step all ranks that have the data send it to one more",
     reference=references.THAKUR,
     cost="L a + L Mb",
-    steps=depth,
-    volume=depth,
-    transfers=lambda n: n - 1,
 )
 def broadcast(n: int, root: int = 0) -> Schedule:
     """Binomial-tree broadcast: the mirror image of the reduce."""
@@ -68,14 +63,12 @@ def broadcast(n: int, root: int = 0) -> Schedule:
 @algorithm(
     "binomial",
     "all_reduce",
+    aliases=("nonoverlapping", "2"),
     summary="binomial reduce to rank 0, then binomial broadcast",
     reference=references.THAKUR,
     cost="2L a + 2L Mb",
-    steps=lambda n: 2 * depth(n),
-    volume=lambda n: 2 * depth(n),
-    transfers=lambda n: 2 * (n - 1),
 )
-def all_reduce(n: int, root: int = 0) -> Schedule:
+def all_reduce(n: int) -> Schedule:
     """All-reduce up and down one binomial tree."""
     return reduce(n) >> broadcast(n)
 
@@ -86,11 +79,8 @@ def all_reduce(n: int, root: int = 0) -> Schedule:
     summary="up and down a binomial tree",
     reference=references.HENSGEN,
     cost="2L a",
-    steps=lambda n: 2 * depth(n),
-    volume=lambda n: 2 * depth(n),
-    transfers=lambda n: 2 * (n - 1),
 )
-def barrier(n: int, root: int = 0) -> Schedule:
+def barrier(n: int) -> Schedule:
     """Tree barrier: the fewest messages."""
     return all_reduce(n).as_collective("barrier")
 
@@ -101,9 +91,6 @@ def barrier(n: int, root: int = 0) -> Schedule:
     summary="every rank sends the blocks of its subtree to its parent",
     reference=references.THAKUR,
     cost="L a + (n-1)/n Mb",
-    steps=depth,
-    volume=lambda n: (n - 1) / n,
-    transfers=lambda n: 2 * n,
 )
 def gather(n: int, root: int = 0) -> Schedule:
     """Binomial-tree gather."""
@@ -119,9 +106,6 @@ def gather(n: int, root: int = 0) -> Schedule:
     summary="every rank passes on the blocks of its children's subtrees",
     reference=references.THAKUR,
     cost="L a + (n-1)/n Mb",
-    steps=depth,
-    volume=lambda n: (n - 1) / n,
-    transfers=lambda n: 2 * n,
 )
 def scatter(n: int, root: int = 0) -> Schedule:
     """Binomial-tree scatter: the mirror image of the gather."""
@@ -154,13 +138,9 @@ def _in_order_tree(n: int) -> tuple[Indices, Indices, Indices]:
     summary="two trees with half the data each; a rank that is inside one is a leaf of the other",
     reference=references.SANDERS,
     cost="(2L+k-1) a + at most (2+(2L-2)/k) Mb",
-    steps=lambda n, segments: 2 * (depth(n) - n % 2) + segments - 1,
-    volume=lambda n, segments: 2 + 2 * (depth(n) - n % 2 - 1) / segments,
-    transfers=lambda n, segments: 4 * (n - 1) * segments,
-    parameters=(SEGMENTS,),
     aliases=("tree",),
 )
-def double_binary_tree(n: int, root: int = 0, segments: int = 1) -> Schedule:
+def double_binary_tree(n: int, segments: Segments = 1) -> Schedule:
     """All-reduce up and down two complementary binary trees, with both bandwidth and latency near the optimum."""
     child, parent, step = _in_order_tree(n)
     b = Builder("all_reduce", n, chunks=1)
@@ -178,26 +158,15 @@ def _up_steps(n: int) -> int:
     return depth(n) - n % 2 if n > 1 else 0
 
 
-def _two_tree_steps(n: int, segments: int) -> int:
-    return _up_steps(n - 1) + segments
-
-
-_PIPELINE = Parameter("segments", 8, SEGMENTS.summary)
-
-
 @algorithm(
     "double_binary_tree",
     "reduce",
     summary="segments flow up two trees of all ranks but the root, with half the data each; both end at the root",
     reference=references.SANDERS,
     cost="(L+k) a + at most (1 + L/k) Mb",
-    steps=_two_tree_steps,
-    volume=lambda n, segments: _two_tree_steps(n, segments) / segments,
-    transfers=lambda n, segments: 2 * (n - 1) * segments,
-    parameters=(_PIPELINE,),
     aliases=("tree",),
 )
-def double_binary_reduce(n: int, root: int = 0, segments: int = 8) -> Schedule:
+def double_binary_reduce(n: int, root: int = 0, segments: Segments = 8) -> Schedule:
     """Reduce up two complementary trees: every link in use all the time, and logarithmic latency."""
     m = n - 1
     if m == 0:
@@ -218,24 +187,11 @@ def double_binary_reduce(n: int, root: int = 0, segments: int = 8) -> Schedule:
     summary="segments flow down two trees of all ranks but the root, with half the data each",
     reference=references.SANDERS,
     cost="(L+k) a + at most (1 + L/k) Mb",
-    steps=_two_tree_steps,
-    volume=lambda n, segments: _two_tree_steps(n, segments) / segments,
-    transfers=lambda n, segments: 2 * (n - 1) * segments,
-    parameters=(_PIPELINE,),
     aliases=("tree",),
 )
-def double_binary_broadcast(n: int, root: int = 0, segments: int = 8) -> Schedule:
+def double_binary_broadcast(n: int, root: int = 0, segments: Segments = 8) -> Schedule:
     """Broadcast down two complementary trees: the mirror image of the reduce."""
     return double_binary_reduce(n, root, segments=1).reversed().pipelined(segments)
-
-
-def _binary_steps(n: int, segments: int) -> int:
-    return n.bit_length() - 2 + segments
-
-
-def _binary_volume(n: int, segments: int) -> float:
-    """Inner ranks send to two children in each step; for powers of two the last rank is an only child."""
-    return 1.0 if n == 2 else (2 * _binary_steps(n, segments) - (n & (n - 1) == 0)) / segments
 
 
 @algorithm(
@@ -244,12 +200,8 @@ def _binary_volume(n: int, segments: int) -> float:
     summary="segments flow down a binary tree",
     reference=references.HOEFLER,
     cost="(log2 p + k - 1) a + 2(log2 p + k - 1)/k Mb",
-    steps=_binary_steps,
-    volume=_binary_volume,
-    transfers=lambda n, segments: (n - 1) * segments,
-    parameters=(_PIPELINE,),
 )
-def binary_broadcast(n: int, root: int = 0, segments: int = 8) -> Schedule:
+def binary_broadcast(n: int, root: int = 0, segments: Segments = 8) -> Schedule:
     """Pipelined broadcast on a complete binary tree: twice the bytes of a chain, but logarithmic latency."""
     child = np.arange(1, n)
     b = Builder("broadcast", n, chunks=1)
@@ -263,11 +215,7 @@ def binary_broadcast(n: int, root: int = 0, segments: int = 8) -> Schedule:
     summary="segments flow up a binary tree",
     reference=references.HOEFLER,
     cost="(log2 p + k - 1) a + 2(log2 p + k - 1)/k Mb",
-    steps=_binary_steps,
-    volume=_binary_volume,
-    transfers=lambda n, segments: (n - 1) * segments,
-    parameters=(_PIPELINE,),
 )
-def binary_reduce(n: int, root: int = 0, segments: int = 8) -> Schedule:
+def binary_reduce(n: int, root: int = 0, segments: Segments = 8) -> Schedule:
     """Pipelined reduce on a complete binary tree: the mirror image of the broadcast."""
     return binary_broadcast(n, root, segments=1).reversed().pipelined(segments)

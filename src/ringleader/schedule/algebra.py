@@ -229,6 +229,8 @@ def pipeline(schedule: Schedule, k: int) -> Schedule:
         If `k` is below 1.
     """
     _check_factor("pipelined", k)
+    if k == 1:
+        return schedule
     parts = []
     for j in range(k):
         part = _slice(schedule, k, j)

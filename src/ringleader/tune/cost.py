@@ -257,10 +257,10 @@ def predict(
     """
     entry, parameters = parse_spec(collective, spec)
     nodes = _nodes_of(layout, n)
-    steps, volume = entry.terms(n, parameters, nodes)
+    steps, volume, transfers = entry.terms(n, parameters, nodes)
     if n == 1:
         return Cost(steps, 0.0, model.parameters.call)
-    if entry.transfers(n, **entry.arguments(parameters, nodes)) <= _MOST_TRANSFERS and steps * n <= _MOST_CELLS:
+    if transfers <= _MOST_TRANSFERS and steps * n <= _MOST_CELLS:
         count = _cached_work if steps * n <= _FEW_CELLS else _cached_work.__wrapped__
         work = count(str(collective), spec, n, nodes, protocol != "pull")
         counted = features(work, nbytes, model)

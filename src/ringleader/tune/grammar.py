@@ -6,7 +6,7 @@
     entry      = [collective ["[" condition *("," condition) "]"] ":"] ["^"] item *("," item)
     condition  = name "=" value                   as in a file of rules: layout, ranks, nodes, ranks_per_node, even,
                                                   bytes, wire_bytes
-    item       = name *(":" key "=" value)        (RINGLEADER_ALGO)
+    item       = name *(":" key "=" value)        (RINGLEADER_ALGO; 0 alone: no say, as in Open MPI)
                | "push" | "pull" | "auto"         (RINGLEADER_PROTO; auto is either)
 
 ``ring,tree;broadcast:binomial;reduce:^chain`` allows two algorithms for all_reduce, one for broadcast and all but one
@@ -31,10 +31,11 @@ from ringleader.errors import InvalidArgument
 from ringleader.tune.conditions import CONDITIONS, Conditions, Situation
 from ringleader.tune.rules import PROTOCOLS, known, unparametrised
 
-__all__ = ["ALGO", "PROTO", "Selection", "parse_algo", "parse_proto", "selected"]
+__all__ = ["ALGO", "OWN_CHOICE", "PROTO", "Selection", "parse_algo", "parse_proto", "selected"]
 
 ALGO = "RINGLEADER_ALGO"
 PROTO = "RINGLEADER_PROTO"
+OWN_CHOICE = "0"  # as Open MPI's coll_tuned_*_algorithm says that the library decides
 _MOST = 1 << 16  # characters: no value that a person writes is longer
 
 
@@ -159,6 +160,8 @@ def parse_algo(text: str) -> Mapping[str, tuple[Selection, ...]]:
 
 
 def _algorithms(collective: str, entry: _Entry, text: str) -> Selection:
+    if entry.items == [OWN_CHOICE]:
+        return Selection((), exclude=True, where=entry.where)
     try:
         if entry.exclude:
             specs = [unparametrised(collective, item) for item in entry.items]

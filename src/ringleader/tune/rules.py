@@ -84,7 +84,10 @@ class Rule(Conditions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "algorithm", _algorithm(self.collective, self.algorithm))
+        text = self.algorithm
+        if self.segment and text and ":" not in text and not text.startswith("^"):
+            text = get(self.collective, text).name  # segments that an alias means give way
+        object.__setattr__(self, "algorithm", _algorithm(self.collective, text))
         self._check_choices()
 
     def _check_choices(self) -> None:

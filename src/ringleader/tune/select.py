@@ -24,7 +24,7 @@ from ringleader.algorithms import MAX_TRANSFERS, canonical, check, names, parse_
 from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import predict
-from ringleader.tune.grammar import ALGO, PROTO, Selection, parse_algo, parse_proto, selected
+from ringleader.tune.grammar import ALGO, OWN_CHOICE, PROTO, Selection, parse_algo, parse_proto, selected
 from ringleader.tune.model import DEFAULT, Model
 from ringleader.tune.rules import PROTOCOLS, WIRES, Rule, RuleSet, Situation, known, layout_of
 
@@ -76,7 +76,7 @@ def problem(situation: Situation, spec: str, channels: int = 0) -> str:
         return str(error)
     if channels > 1:
         entry, values = parse_spec(situation.collective, spec)
-        rows = channels * entry.transfers(situation.n, **entry.arguments(values, situation.nodes))
+        rows = channels * entry.transfers(situation.n, values, situation.nodes)
         if rows > MAX_TRANSFERS:
             return f"{spec!r} on {channels} channels needs {rows} transfers; at most {MAX_TRANSFERS}: use fewer"
     return ""
@@ -161,7 +161,7 @@ def select(
     itemsize
         Bytes of an element; nothing is cut finer.
     forced
-        Spec that the call asks for, with exactly the parameters that it gives.
+        Spec that the call asks for, with exactly the parameters that it gives; ``0``: none.
     protocol
         ``push`` or ``pull``, asked for by the call.
     env
@@ -200,7 +200,7 @@ def select(
         raise InvalidArgument(f"{collective} of {nbytes} bytes in items of {itemsize}; expected >= 0 and >= 1")
     situation = Situation(str(collective), nbytes, tuple(nodes), itemsize, wire)
     found = list(ruled(situation, (*rules, BUILT_IN)))
-    if forced is not None:
+    if forced is not None and forced != OWN_CHOICE:
         spec = known(situation.collective, forced)
         check(situation.collective, spec, n, nodes=situation.nodes)
         made = Choice(spec, "", "asked for by the call")
