@@ -1,4 +1,4 @@
-"""Exported rules, run by a real Open MPI: they change which algorithm it uses, to the one that they name."""
+"""Rules files, run by a real Open MPI: it does what is read here, by algorithms that send what those here send."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import mpi_launch
 import pytest
+from formats_support import chosen
 
 from ringleader.algorithms import build
 from ringleader.schedule.algebra import expand
 from ringleader.tune.formats import ompi_rules
-from ringleader.tune.rules import Range, Rule, RuleSet
+from ringleader.tune.formats.ompi_algorithms import COLLECTIVES
 
 DYNAMIC = ("--mca", "coll_tuned_use_dynamic_rules", "1")
 
@@ -76,32 +77,36 @@ def bits(tmp_path: Path, *options: str) -> dict[str, str]:
 
 def test_rules_decide_by_size_and_number_of_ranks(tmp_path: Path):
     """A sum's last bits tell the order of addition, and so the algorithm."""
-    rules = RuleSet(
-        (
-            Rule("all_reduce", ranks=Range(5, 5), nbytes=Range(0, 3999), algorithm="ring"),
-            Rule("all_reduce", nbytes=Range(0, 19999), algorithm="recursive_doubling"),
-            Rule("all_reduce", algorithm="linear"),
-        ),
-        "test",
-    )
-    file = tmp_path / "rules.conf"
+    rows = {1: [(0, 3), (20000, 1)], 5: [(0, 4), (4000, 3), (20000, 1)], 6: [(0, 1)]}
     linear, doubling, ring = (bits(tmp_path, "--mca", "coll_tuned_allreduce_algorithm", number) for number in "134")
     assert len({linear["4000"], doubling["4000"], ring["4000"]}) == 3
+    names = {"linear": linear, "recursive_doubling": doubling, "ring": ring}
+    file = tmp_path / "rules.conf"
     for version in (1, 2):
-        file.write_text(ompi_rules.dumps(rules, version).text)
+        file.write_text(classic("all_reduce", rows, version))
         ruled = bits(tmp_path, "--mca", "coll_tuned_dynamic_rules_filename", str(file))
         assert ruled == {"40": ring["40"], "4000": doubling["4000"], "20000": linear["20000"]}, version
-    swapped = RuleSet((*rules.rules[1:2], *rules.rules[2:], rules.rules[0]), "test")
-    file.write_text(ompi_rules.dumps(swapped).text)
-    ruled = bits(tmp_path, "--mca", "coll_tuned_dynamic_rules_filename", str(file))
-    assert ruled == {"40": doubling["40"], "4000": doubling["4000"], "20000": linear["20000"]}
+        read = ompi_rules.loads(file.read_text()).rules
+        for nbytes in (40, 4000, 20000):
+            found = chosen(read, "all_reduce", nbytes, (0,) * 5)
+            assert found is not None and names[found[0]][str(nbytes)] == ruled[str(nbytes)]
 
 
-def messages(tmp_path: Path, rules: RuleSet, collective: str, ranks: int, count: int) -> Counter[tuple[int, int]]:
+def classic(collective: str, rows: dict[int, list[tuple[int, int]]], version: int = 1, segment: int = 0) -> str:
+    """A rules file: for communicators from a size on, for messages from a size on, the number of an algorithm."""
+    number = next(it.number for it in COLLECTIVES if it.ours == collective)
+    lines = ["rule-file-version-2"] * (version == 2) + ["1", str(number), str(len(rows))]
+    for ranks, cells in rows.items():
+        requests = " 0" * (version == 2)
+        lines += [str(ranks), str(len(cells)), *(f"{low} {alg} 0 {segment}{requests}" for low, alg in cells)]
+    return "\n".join(lines) + "\n"
+
+
+def messages(tmp_path: Path, rules: str, collective: str, ranks: int, count: int) -> Counter[tuple[int, int]]:
     """Bytes between each two ranks in one call, as Open MPI's monitoring counts them."""
     script, file = tmp_path / "call.py", tmp_path / "rules.conf"
     script.write_text(textwrap.dedent(CALL))
-    file.write_text(ompi_rules.dumps(rules).text)
+    file.write_text(rules)
     monitoring = {
         "pml_monitoring_enable": "2",
         "pml_monitoring_enable_output": "3",
@@ -148,9 +153,14 @@ MIRRORED = [("broadcast", "knomial", 0), ("all_reduce", "rabenseifner", 0)]
 
 @pytest.mark.parametrize(("collective", "algorithm", "segment"), SAME + MIRRORED)
 def test_the_same_bytes_go_the_same_ways(tmp_path: Path, collective: str, algorithm: str, segment: int):
-    """Open MPI under the exported rule sends between each two ranks what the schedule here sends."""
+    """Open MPI's algorithm sends between each two ranks what the one that it is read as sends."""
     ranks, count = 8, 4096
-    rules = RuleSet((Rule(collective, algorithm=algorithm, segment=segment),), "test")
+    (known,) = (it for it in COLLECTIVES if it.ours == collective and it.number != 13)
+    same = (it for it in known.algorithms if it.ours == algorithm and not it.differs and not it.chains)
+    number = next(it.number for it in same if it.segmented == bool(segment))
+    rules = classic(collective, {1: [(0, number)]}, segment=segment)
+    read = ompi_rules.loads(rules).rules
+    assert chosen(read, collective, ranks * count, (0,) * ranks) == (algorithm, segment)
     theirs = messages(tmp_path, rules, collective, ranks, count)
     ours = scheduled(collective, algorithm + (":segments=4" if segment else ""), ranks, count)
     if (collective, algorithm, segment) in MIRRORED:

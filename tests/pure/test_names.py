@@ -56,6 +56,16 @@ def test_importing_costs_little() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+def test_schedules_need_no_network_and_no_xml() -> None:
+    """What is imported beyond what NumPy imports by itself."""
+    done = run(
+        "import sys, numpy; before = set(sys.modules); import ringleader.schedule\n"
+        "loaded = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(loaded & {'urllib', 'http', 'xml', 'socket', 'ssl', 'email'}))"
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -1,21 +1,19 @@
-"""Rules of Open MPI and NCCL, in and out: what they mean, what cannot be said, what is refused."""
+"""Rules of Open MPI and NCCL: what they mean, what is not taken over, what is refused."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from formats_support import chosen, text_of
+from formats_support import WHOLE, chosen, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringleader.errors import InvalidArgument
 from ringleader.tune.formats import nccl_tuner, ompi_rules, ompi_rules_json
 from ringleader.tune.formats.exchange import Cover
-from ringleader.tune.rules import Range, Rule, RuleSet
+from ringleader.tune.rules import Range
 
 REALDATA = Path(os.environ.get("RINGLEADER_REALDATA") or Path(__file__).resolve().parents[3] / "shared" / "realdata")
 needs_realdata = pytest.mark.skipif(not REALDATA.is_dir(), reason="no folder of real files (RINGLEADER_REALDATA)")
@@ -124,35 +122,6 @@ def test_nccls_example():
     assert "line 26: numPipeOps=4 is for groups" in text_of(plain.notes)
     with pytest.raises(InvalidArgument, match="line 1: this is a table of measurements"):
         nccl_tuner.loads(real("nccl-tuner/nccl_tuner-sample-performance.csv"))
-
-
-@needs_realdata
-def test_our_json_keeps_open_mpis_schema():
-    jsonschema = pytest.importorskip("jsonschema")
-    schema = _repaired(json.loads(real("ompi-rules/tuned-v3-schema.json")))
-    rules = RuleSet(
-        (
-            Rule("all_reduce", layouts=("net",), ranks=Range(2, 8), algorithm="ring"),
-            Rule("broadcast", nbytes=Range(0, 1000), algorithm="knomial"),
-            Rule("reduce", nbytes=Range(1000), algorithm="binomial"),
-        ),
-        "test",
-    )
-    written = json.loads(ompi_rules_json.dumps(rules).text)
-    jsonschema.Draft201909Validator(schema).validate(written)
-    written["collectives"]["bcast"][0]["rules"][0]["alg"] = 1.5
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.Draft201909Validator(schema).validate(written)
-
-
-def _repaired(schema: dict[str, Any]) -> dict[str, Any]:
-    """The published schema refers to a list (`int_or_inf`) where a schema should be: here the list itself."""
-    either = schema["$defs"].pop("int_or_inf")
-    for part in ("msg_size_rule", "comm_size_rule"):
-        for member in schema["$defs"][part]["properties"].values():
-            if "anyOf" in member:
-                member["anyOf"] = either
-    return schema
 
 
 # -------------------------------------------------------------------------------------------------------- bad input
@@ -271,14 +240,7 @@ def test_no_text_does_anything_but_be_read_or_refused(form: str, text: str):
 @given(st.data())
 def test_damaged_files_are_read_or_refused(data: st.DataObject):
     form = data.draw(st.sampled_from(sorted(READERS)))
-    rules = RuleSet(
-        (Rule("all_reduce", ranks=Range(4, 8), algorithm="ring"), Rule("reduce", algorithm="binomial")), "t"
-    )
-    whole = {
-        "ompi": lambda: ompi_rules.dumps(rules, 2).text,
-        "ompi-json": lambda: ompi_rules_json.dumps(rules).text,
-        "nccl-csv": lambda: nccl_tuner.dumps(RuleSet((Rule("reduce", algorithm="chain"),), "t")).text,
-    }[form]()
+    whole = WHOLE[form]
     at = data.draw(st.integers(0, len(whole)))
     damaged = whole[:at] + data.draw(WORDS | st.just("")) + whole[at + data.draw(st.integers(0, 20)) :]
     try:

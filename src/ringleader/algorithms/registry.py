@@ -598,8 +598,11 @@ def _derived(spec: Spec, n: int, nodes: Nodes) -> Terms:
 
 def numbered(nodes: Sequence[int] | None) -> Nodes:
     """The nodes numbered 0, 1, ... in the order of their first ranks, so that equal layouts are equal."""
-    if nodes is None:
-        return None
+    return None if nodes is None else _renumbered(tuple(nodes))
+
+
+@functools.lru_cache(maxsize=64)
+def _renumbered(nodes: tuple[int, ...]) -> tuple[int, ...]:
     numbers: dict[int, int] = {}
     return tuple(numbers.setdefault(int(node), len(numbers)) for node in nodes)
 

@@ -1,8 +1,7 @@
-"""``ringleader rules``: files of rules, ours and other libraries', shown, checked, imported and exported."""
+"""``ringleader rules``: files of rules, ours and other libraries', shown, checked and imported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from ringleader.cli.words import one_of
 from ringleader.errors import InvalidArgument
 from ringleader.tune import rulefile
 from ringleader.tune.formats import nccl_tuner, ompi_rules, ompi_rules_json
-from ringleader.tune.formats.exchange import Exported, Imported
+from ringleader.tune.formats.exchange import Imported
 
 __all__ = ["app"]
 
@@ -41,7 +40,7 @@ class _ShowByDefault(typer.core.TyperGroup):
 
 app = typer.Typer(
     cls=_ShowByDefault,
-    help="Files of rules, Ringleader's, Open MPI's and NCCL's: show, check, import, export.",
+    help="Files of rules, Ringleader's, Open MPI's and NCCL's: show, check, import.",
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -84,28 +83,6 @@ def import_(path: _File, form: _Format = "auto", output: _Output = None, registe
     _, read = _read(path, form, registered)
     _report(read.notes)
     _write(rulefile.dumps(read.rules), output)
-
-
-@app.command()
-def export(
-    path: _File,
-    form: Annotated[str, typer.Option("--format", "-f", help=", ".join(FORMATS[1:]))],
-    output: _Output = None,
-    layout: Annotated[str, typer.Option(help="ompi: the job's layout, shm, net or mixed.")] = "net",
-    version: Annotated[int, typer.Option(min=1, max=2, help="ompi: version of the file.")] = 1,
-    protocol: Annotated[str, typer.Option(help="nccl-csv: simple, ll or ll128.")] = "simple",
-) -> None:
-    """Turn a file of rules, of whatever format, into one of another library."""
-    form = one_of(form, FORMATS[1:], "format")
-    _, read = _read(path, "auto", False)
-    writers: dict[str, Callable[[], Exported]] = {
-        "ompi": lambda: ompi_rules.dumps(read.rules, version, layout),
-        "ompi-json": lambda: ompi_rules_json.dumps(read.rules),
-        "nccl-csv": lambda: nccl_tuner.dumps(read.rules, protocol),
-    }
-    written = writers[form]()
-    _report((*read.notes, *written.notes))
-    _write(written.text, output)
 
 
 def _read(path: Path, form: str, registered: bool) -> tuple[str, Imported]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringleader._lazy import lazily
-from ringleader.overlap.buckets import BucketPlan, brute_force, plan_buckets, plan_of
+from ringleader.overlap.buckets import BucketPlan, plan_buckets, plan_of
 from ringleader.overlap.cost import CostCurve
 from ringleader.overlap.partitions import Launcher, Partition, Piece, partition
 from ringleader.overlap.planner import Planner, Recording, Settings, measured_slowdown
@@ -30,7 +30,6 @@ __all__ = [
     "Settings",
     "Simulated",
     "Timeline",
-    "brute_force",
     "fixed_buckets",
     "measured_slowdown",
     "partition",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from ringleader.overlap.programme import Problem, Spans
 from ringleader.overlap.simulate import Conditions, Simulated, fixed_buckets, simulate
 from ringleader.overlap.timeline import Timeline
 
-__all__ = ["BucketPlan", "brute_force", "plan_buckets", "plan_of"]
+__all__ = ["BucketPlan", "plan_buckets", "plan_of"]
 
 KIB, MIB = 1 << 10, 1 << 20
 _COMPARED = {"fixed 25 MiB": (25 * MIB, MIB), "fixed 1 MiB": (MIB, MIB)}
@@ -159,31 +158,6 @@ def plan_of(
     compared = {name: simulate(timeline, theirs, cost, conditions) for name, theirs in _others(timeline).items()}
     simulated = simulate(timeline, [tuple(bucket) for bucket in buckets], cost, conditions)
     return BucketPlan(timeline, cost, conditions, simulated, compared, exact)
-
-
-def brute_force(
-    timeline: Timeline, cost: CostCurve, overhead: float = 0.0, *, launch: float = 0.0, slowdown: float = 1.0
-) -> BucketPlan:
-    """What `plan_buckets` finds, by simulating all ``2**(n-1)`` ways to cut: for tests.
-
-    Examples
-    --------
-    >>> line = Timeline(["b", "a"], [1000, 1000], [1.0, 2.0])
-    >>> brute_force(line, CostCurve.affine(0.1, 1e-4)).buckets
-    ((0,), (1,))
-    """
-    n = len(timeline)
-    if not 1 <= n <= 16:
-        raise InvalidArgument(f"{n} gradients; expected 1 to 16, everything is tried")
-    conditions = Conditions(overhead, launch, slowdown)
-    best: Simulated | None = None
-    for mask in range(1 << (n - 1)):
-        edges = [0, *(i + 1 for i in range(n - 1) if mask >> i & 1), n]
-        played = simulate(timeline, [range(i, j) for i, j in itertools.pairwise(edges)], cost, conditions)
-        if best is None or (played.finish, len(played.buckets)) < (best.finish, len(best.buckets)):
-            best = played
-    assert best is not None
-    return plan_of(timeline, best.buckets, cost, conditions, exact=True)
 
 
 def _others(timeline: Timeline) -> dict[str, tuple[tuple[int, ...], ...]]:

@@ -8,7 +8,6 @@ proportional to the length of the text.
 from __future__ import annotations
 
 import json
-from importlib import resources
 from typing import Any, NoReturn
 
 import numpy as np
@@ -155,6 +154,8 @@ def from_dict(document: object) -> Schedule:
 
 def schema() -> dict[str, Any]:
     """The published JSON schema (draft 2020-12)."""
+    from importlib import resources  # imports urllib
+
     text = resources.files("ringleader.schedule").joinpath("schedule.schema.json").read_text()
     result: dict[str, Any] = json.loads(text)
     return result

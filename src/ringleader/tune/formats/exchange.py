@@ -1,4 +1,4 @@
-"""What the readers and writers of other libraries' rules have in common: reports, and the arithmetic of ranges."""
+"""What the readers of other libraries' rules have in common: reports, and the arithmetic of ranges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringleader.tune.rules import Range, RuleSet
 
-__all__ = ["Cover", "Exported", "Imported", "Note"]
+__all__ = ["Cover", "Imported", "Note"]
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,6 @@ class Imported:
     """Rules that were read, and everything of the file that they do not say."""
 
     rules: RuleSet
-    notes: tuple[Note, ...]
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A file's text, and everything of the rules that it does not say."""
-
-    text: str
     notes: tuple[Note, ...]
 
 

@@ -1,4 +1,4 @@
-"""Configuration files of NCCL's example tuner plugin (CSV): in and out.
+"""Configuration files of NCCL's example tuner plugin (CSV).
 
 One line per choice, the first fitting one decides; ``#`` begins a line of comment:
 ``collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks[,numPipeOps[,regBuff]]``, where -1
@@ -11,13 +11,12 @@ import re
 from typing import NamedTuple, NoReturn
 
 from ringleader._names import unknown
-from ringleader.algorithms import get, parse_spec
 from ringleader.errors import InvalidArgument
-from ringleader.tune.formats.exchange import Exported, Imported, Note
+from ringleader.tune.formats.exchange import Imported, Note
 from ringleader.tune.rulefile import MAX_BYTES, MAX_RULES
-from ringleader.tune.rules import ANY, LAYOUTS, MAX_CHANNELS, Range, Rule, RuleSet
+from ringleader.tune.rules import ANY, MAX_CHANNELS, Range, Rule, RuleSet
 
-__all__ = ["dumps", "loads"]
+__all__ = ["loads"]
 
 COLUMNS = (
     "collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks", "numPipeOps",
@@ -197,77 +196,3 @@ def _rule(line: _Line, registered: bool) -> tuple[Rule | None, str]:
         channels=channels,
         line=line.line,
     ), problem  # fmt: skip
-
-
-def dumps(rules: RuleSet, protocol: str = "simple") -> Exported:
-    """Write rules as a configuration file of NCCL's example tuner plugin.
-
-    Parameters
-    ----------
-    protocol
-        What all lines say: ``simple``, ``ll`` or ``ll128``; the plugin wants one, and rules here know none of them.
-
-    Returns
-    -------
-    Exported
-        The text, and what it cannot say: conditions, and whole rules; where one is left out, the next
-        fitting line decides.
-
-    Raises
-    ------
-    InvalidArgument
-        An unknown protocol.
-
-    Examples
-    --------
-    >>> rule = Rule("reduce", ranks=Range(8, 8), nbytes=Range(65536), algorithm="chain", channels=2)
-    >>> print(dumps(RuleSet((rule,), "mine")).text.splitlines()[-1])
-    reduce,65536,4294967295,ring,simple,2,-1,8,-1,-1
-    """
-    if protocol not in PROTOCOLS:
-        raise InvalidArgument(unknown("protocol", protocol, PROTOCOLS))
-    comment = "".join(letter if letter.isprintable() else "?" for letter in rules.source)[:200]
-    lines, notes = [f"# {comment}: written by Ringleader", f"# {','.join(COLUMNS)}"], []
-    names = {ours: name for name, ours in COLLECTIVES.items()}
-    for index, rule in enumerate(rules.rules):
-        algorithm, problems = _said(rule)
-        if problems:
-            left = "" if algorithm else "; left out"
-            notes.append(Note(rule.line, f"rule {index + 1} ({rule}): {'; '.join(problems)}{left}"))
-        if algorithm is None:
-            continue
-        high = NO_LIMIT if rule.nbytes.high == ANY.high else rule.nbytes.high
-        single = [-1 if it == ANY else it.low for it in (rule.nodes, rule.ranks)]
-        if rule.layouts == ("shm",):
-            single[0] = 1
-        head = f"{names[rule.collective]},{rule.nbytes.low},{high},{algorithm},{protocol},{rule.channels or -1}"
-        lines.append(f"{head},{single[0]},{single[1]},-1,-1")
-    return Exported("\n".join(lines) + "\n", tuple(notes))
-
-
-def _said(rule: Rule) -> tuple[str | None, list[str]]:
-    """NCCL's algorithm for a rule, None if the rule cannot be said; and what is wrong or lost."""
-    lost = [f"{what}={getattr(rule, what)} cannot be said" for what in ("protocol", "wire") if getattr(rule, what)]
-    lost += [f"segment={rule.segment} cannot be said"] if rule.segment else []
-    found = [name for (collective, name), ours in OURS.items() if (collective, ours) == _chosen(rule)]
-    if not found:
-        return None, [f"NCCL has no {rule.algorithm or 'such choice'} for {rule.collective}"]
-    _, parameters = parse_spec(rule.collective, rule.algorithm)
-    defaults = get(rule.collective, rule.algorithm.partition(":")[0]).defaults
-    lost += [f"{name}={value} cannot be said" for name, value in parameters.items() if value != defaults[name]]
-    wrong = [f"{name} is a range" for name in ("nodes", "ranks") if not _single(getattr(rule, name))]
-    wrong += [
-        f"NCCL has no condition on {name}" for name in ("ranks_per_node", "wire_bytes") if getattr(rule, name) != ANY
-    ]
-    wrong += ["NCCL has no condition on even"] if rule.even is not None else []
-    if rule.layouts not in (LAYOUTS, ("shm",)) or (rule.layouts == ("shm",) and 1 not in rule.nodes):
-        wrong.append(f"NCCL has no condition on layout={' '.join(rule.layouts)}")
-    return (None, wrong) if wrong else (found[0], lost)
-
-
-def _chosen(rule: Rule) -> tuple[str, str]:
-    return rule.collective, "" if rule.excluded else rule.algorithm.partition(":")[0]
-
-
-def _single(numbers: Range) -> bool:
-    return numbers == ANY or numbers.low == numbers.high > 0

@@ -40,9 +40,7 @@ class MpiAlgorithm:
     ranks
         For how many ranks it is.
     differs
-        What ours does otherwise; then it is taken over, but never written.
-    since
-        The first release that has it, if not all of 5.0 do.
+        What ours does otherwise; it is taken over, with a note.
     also
         A further name.
     """
@@ -55,7 +53,6 @@ class MpiAlgorithm:
     chains: bool = False
     ranks: Range = ANY
     differs: str = ""
-    since: str = ""
     also: str = ""
 
 
@@ -108,7 +105,7 @@ COLLECTIVES: tuple[MpiCollective, ...] = (
         _A(5, "neighbor"),
         _A(6, "two_proc", "direct", ranks=TWO),
         _A(7, "sparbit"),
-        _A(8, "direct-messaging", "direct", since="6.0"),
+        _A(8, "direct-messaging", "direct"),
     )),
     MpiCollective(1, "allgatherv"),
     MpiCollective(2, "allreduce", "all_reduce", (
@@ -119,7 +116,7 @@ COLLECTIVES: tuple[MpiCollective, ...] = (
         _A(4, "ring", "ring"),
         _A(5, "segmented_ring", "ring", segmented=True),
         _A(6, "rabenseifner", "rabenseifner"),
-        _A(7, "allgather_reduce", "allgather_reduce", since="6.0"),
+        _A(7, "allgather_reduce", "allgather_reduce"),
     )),
     MpiCollective(3, "alltoall", "all_to_all", (
         _A(1, "linear", "direct"),
@@ -165,7 +162,7 @@ COLLECTIVES: tuple[MpiCollective, ...] = (
         _A(5, "binomial", "binomial"),
         _A(6, "in-order_binary"),
         _A(7, "rabenseifner", "rabenseifner"),
-        _A(8, "knomial", "knomial", radix=4, since="6.0"),
+        _A(8, "knomial", "knomial", radix=4),
     )),
     MpiCollective(12, "reduce_scatter", "reduce_scatter", (
         _A(1, "non-overlapping"),

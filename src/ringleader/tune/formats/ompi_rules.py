@@ -1,4 +1,4 @@
-"""Rules files of Open MPI's component `tuned` in their classic form, versions 1 and 2: in and out.
+"""Rules files of Open MPI's component `tuned` in their classic form, versions 1 and 2.
 
 A file is a sequence of numbers; ``#`` begins a comment. For each collective the sizes of communicators in ascending
 order, for each of them sizes of messages in ascending order, for each of those an algorithm. The nearest lower size
@@ -12,16 +12,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
-from ringleader._names import unknown
 from ringleader.errors import InvalidArgument
-from ringleader.tune.formats.exchange import Exported, Imported, Note
-from ringleader.tune.formats.ompi_algorithms import COLLECTIVES, FIXED, MpiCollective
-from ringleader.tune.formats.ompi_export import Block, blocks_of
+from ringleader.tune.formats.exchange import Imported, Note
+from ringleader.tune.formats.ompi_algorithms import COLLECTIVES, MpiCollective
 from ringleader.tune.formats.ompi_import import Decision, rules_of
 from ringleader.tune.rulefile import MAX_BYTES, MAX_RULES
-from ringleader.tune.rules import ANY, LAYOUTS, Range, RuleSet
+from ringleader.tune.rules import ANY, LAYOUTS, Range
 
-__all__ = ["dumps", "loads"]
+__all__ = ["loads"]
 
 _LARGEST = (1 << 62) - 1
 
@@ -289,65 +287,3 @@ def _as_han(text: str) -> str | None:
         return f"It begins as a HAN rules file does, and as one it is incomplete: {error}"
     what = "It is a HAN rules file: that chooses components for the levels of a topology, not algorithms"
     return what if levels_read and numbers.peek() is None else None
-
-
-def dumps(rules: RuleSet, version: int = 1, layout: str = "net") -> Exported:
-    """Write rules as a classic rules file of Open MPI.
-
-    Parameters
-    ----------
-    version
-        1, which every release reads; 2 has a further column (always 0 here) and needs 5.0.7 or later.
-    layout
-        The job that the file is for, as the form has no word for it: ``shm`` (one node), ``net`` (each rank on a node
-        of its own) or ``mixed``.
-
-    Returns
-    -------
-    Exported
-        The text, and what it cannot say: rules for other layouts, algorithms that Open MPI lacks, wire formats, ...
-        Where the first fitting rule cannot be said, and where there is none, Open MPI decides (algorithm 0).
-
-    Raises
-    ------
-    InvalidArgument
-        An unknown version or layout.
-
-    Examples
-    --------
-    >>> from ringleader.tune.rules import Rule
-    >>> print(dumps(RuleSet((Rule("all_reduce", nbytes=Range(65536), algorithm="ring"),), "mine")).text)
-    # mine, for net: written by Ringleader
-    1 # collectives
-    2 # allreduce
-    1 # communicator sizes
-    1 # ranks and more
-    2 # message sizes: bytes, algorithm, fan-out, segment size
-    0 0 0 0
-    65536 4 0 0 # ring
-    <BLANKLINE>
-    """
-    if version not in (1, 2):
-        raise InvalidArgument(f"version is {version}; expected 1 or 2 (version 3 is JSON: ompi_rules_json.dumps)")
-    if layout not in LAYOUTS:
-        raise InvalidArgument(unknown("layout", layout, LAYOUTS))
-    notes: list[Note] = []
-    tables = blocks_of(rules, layout, notes, newest=False)
-    lines = [] if version == 1 else [f"rule-file-version-{version}"]
-    comment = "".join(letter if letter.isprintable() else "?" for letter in rules.source)
-    lines += [f"# {comment}, for {layout}: written by Ringleader", f"{len(tables)} # collectives"]
-    for collective, blocks in tables:
-        lines += [f"{collective.number} # {collective.name}", f"{len(blocks)} # communicator sizes"]
-        for block in blocks:
-            lines += _block_lines(block, version)
-    return Exported("\n".join(lines) + "\n", tuple(notes))
-
-
-def _block_lines(block: Block, version: int) -> list[str]:
-    columns = "bytes, algorithm, fan-out, segment size" + (", requests" if version > 1 else "")
-    lines = [f"{max(block.ranks.low, 1)} # ranks and more", f"{len(block.cells)} # message sizes: {columns}"]
-    for cell in block.cells:
-        numbers = [cell.nbytes.low, cell.algorithm.number if cell.algorithm else FIXED, cell.fan, cell.segment]
-        row = " ".join(map(str, [*numbers, *([0] if version > 1 else [])]))
-        lines.append(f"{row} # {cell.algorithm.name}" if cell.algorithm else row)
-    return lines

@@ -1,4 +1,4 @@
-"""Rules files of Open MPI's component `tuned` as JSON, version 3 (Open MPI 6.0): in and out.
+"""Rules files of Open MPI's component `tuned` as JSON, version 3 (Open MPI 6.0).
 
 The first entry that fits the communicator decides, and within it the first rule that fits the message; if none does,
 Open MPI decides, and no later entry. Facts from Open MPI's documentation and its published schema.
@@ -6,21 +6,19 @@ Open MPI decides, and no later entry. Facts from Open MPI's documentation and it
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from ringleader._names import unknown
 from ringleader.errors import InvalidArgument
-from ringleader.tune.formats.exchange import Cover, Exported, Imported, Note
+from ringleader.tune.formats.exchange import Cover, Imported, Note
 from ringleader.tune.formats.ompi_algorithms import MpiAlgorithm, MpiCollective, collective_named
-from ringleader.tune.formats.ompi_export import Block, blocks_of
 from ringleader.tune.formats.ompi_import import Decision, rules_of
 from ringleader.tune.rulefile import MAX_BYTES, MAX_RULES, Members, parse_json, shown
-from ringleader.tune.rules import ANY, LAYOUTS, Range, RuleSet
+from ringleader.tune.rules import ANY, LAYOUTS, Range
 
-__all__ = ["dumps", "loads"]
+__all__ = ["loads"]
 
 # How ranks lie, as the files say it: single-node and one-per-node are our layouts shm and net.
 DISTRIBUTIONS = {"any": LAYOUTS, "single-node": ("shm",), "one-per-node": ("net",)}
@@ -187,57 +185,3 @@ def _without_last_commas(text: str) -> str:
     """Commas before closing brackets as blanks, so that lines and columns stay; strings are left alone."""
     pattern = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|,(?=\s*[\]}])'
     return re.sub(pattern, lambda found: " " if found[0] == "," else found[0], text, flags=re.DOTALL)
-
-
-def dumps(rules: RuleSet) -> Exported:
-    """Write rules as a rules file of Open MPI in its JSON form, version 3.
-
-    Returns
-    -------
-    Exported
-        The text, and what it cannot say. The layouts shm, net and mixed are entries for communicators on a single node,
-        with one rank per node, and any others. Where the first fitting rule cannot be said, and where there is none,
-        Open MPI decides.
-
-    Examples
-    --------
-    >>> from ringleader.tune.rules import Rule
-    >>> rules = RuleSet((Rule("broadcast", layouts=("shm",), algorithm="binomial"),), "mine")
-    >>> loads(dumps(rules).text, "mine").rules == rules
-    True
-    """
-    notes: list[Note] = []
-    tables = {}
-    for layout in LAYOUTS:
-        found: list[Note] = []
-        tables[layout] = {it.name: blocks for it, blocks in blocks_of(rules, layout, found, newest=True)}
-        # That a rule is not for one of the layouts is said by the entries.
-        notes += [note for note in found if note not in notes and f"not for {layout};" not in note.text]
-    collectives: dict[str, list[dict[str, Any]]] = {}
-    for name in dict.fromkeys(name for table in tables.values() for name in table):
-        collectives[name] = []
-        for distribution, layout in (("single-node", "shm"), ("one-per-node", "net"), ("any", "mixed")):
-            # A layout without rules gets an entry all the same: else one further down would be for it.
-            blocks = tables[layout].get(name, [Block(Range(1), ())])
-            collectives[name] += [_entry(block, distribution) for block in blocks]
-    whole = {"rule_file_version": 3, "module": "tuned", "collectives": collectives}
-    return Exported(json.dumps(whole, indent=2) + "\n", tuple(notes))
-
-
-def _entry(block: Block, distribution: str) -> dict[str, Any]:
-    rules = [
-        {
-            **_limits("msg_size", cell.nbytes, 0),
-            "alg": cell.algorithm.name,
-            **({"faninout": cell.fan} if cell.fan else {}),
-            **({"seg_size": cell.segment} if cell.segment else {}),
-        }
-        for cell in block.cells
-        if cell.algorithm is not None
-    ]
-    return {**_limits("comm_size", block.ranks, 1), "comm_rank_distribution": distribution, "rules": rules}
-
-
-def _limits(what: str, limits: Range, least: int) -> dict[str, int]:
-    found = {} if limits.low <= least else {f"{what}_min": limits.low}
-    return found if limits.high == ANY.high else found | {f"{what}_max": limits.high}
