@@ -180,11 +180,13 @@ std::string Recorder::snapshot() {
   if (generation_ == fork_generation()) tick();
   std::string copy(bytes_, '\0');
   std::memcpy(copy.data(), static_cast<void*>(header_), kPage);
-  // Records change meanwhile: word by word, as they are written.
-  const auto* from = reinterpret_cast<const std::atomic<std::uint64_t>*>(operations_);
-  for (std::size_t at = kPage; at + kStringBytes < bytes_; at += 8, ++from) {
-    const std::uint64_t word = from->load(std::memory_order_acquire);
-    std::memcpy(copy.data() + at, &word, 8);
+  for (std::size_t i = 0; i < 2 * std::size_t{capacity()}; ++i) {
+    const Record& record = operations_[i];  // and the messages, which follow
+    const auto* from = reinterpret_cast<const std::atomic<std::uint64_t>*>(&record);
+    std::uint64_t words[sizeof(Record) / 8];
+    for (std::size_t k = 0; k < sizeof(Record) / 8; ++k) words[k] = from[k].load(std::memory_order_acquire);
+    if (record.version.load(std::memory_order_relaxed) != words[0]) words[0] = 0;  // it changed meanwhile
+    std::memcpy(copy.data() + kPage + i * sizeof(Record), words, sizeof words);
   }
   const std::size_t strings = bytes_ - kStringBytes;
   std::memcpy(copy.data() + strings, strings_, kStringBytes);

@@ -5,7 +5,7 @@
 // records of collectives, records of messages, strings. All numbers are little-endian.
 //
 // Invariant: a record is written by one thread at a time; `version` is 0 while it changes, and its number + 1
-// otherwise, so a reader in any process can tell a whole record from a torn one.
+// otherwise, so a reader in any process that looks at it before and after can tell a whole record from a torn one.
 #pragma once
 
 #if defined(__x86_64__)
@@ -130,24 +130,26 @@ class Recorder {
  private:
   static void write(Record& record, const OpInfo& info, std::uint64_t plan, std::uint64_t queued, std::uint64_t begun,
                     std::uint32_t site) {
+    // Each store after the first is a release: who reads a new word with acquire, and then the version, finds it
+    // changed.
+    constexpr auto kRelease = std::memory_order_release;
     record.version.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);
     std::uint64_t words[sizeof(OpInfo) / 8];
     std::memcpy(words, &info, sizeof info);
     constexpr std::size_t kHistory = offsetof(OpInfo, history) / 8;
     if (plan != 0 && record.plan.load(std::memory_order_relaxed) == plan) {  // a program's loop fills all slots alike
-      record.info[0].store(words[0], std::memory_order_relaxed);
-      record.info[kHistory].store(words[kHistory], std::memory_order_relaxed);
+      record.info[0].store(words[0], kRelease);
+      record.info[kHistory].store(words[kHistory], kRelease);
     } else {
-      for (std::size_t i = 0; i < sizeof(OpInfo) / 8; ++i) record.info[i].store(words[i], std::memory_order_relaxed);
-      record.plan.store(plan, std::memory_order_relaxed);
+      for (std::size_t i = 0; i < sizeof(OpInfo) / 8; ++i) record.info[i].store(words[i], kRelease);
+      record.plan.store(plan, kRelease);
     }
-    record.queued.store(queued, std::memory_order_relaxed);
-    record.begun.store(begun, std::memory_order_relaxed);
-    record.ended.store(0, std::memory_order_relaxed);
-    record.site.store(site, std::memory_order_relaxed);
-    record.state.store(static_cast<std::uint32_t>(RecordState::running), std::memory_order_relaxed);
-    record.version.store(info.sequence + 1, std::memory_order_release);
+    record.queued.store(queued, kRelease);
+    record.begun.store(begun, kRelease);
+    record.ended.store(0, kRelease);
+    record.site.store(site, kRelease);
+    record.state.store(static_cast<std::uint32_t>(RecordState::running), kRelease);
+    record.version.store(info.sequence + 1, kRelease);
   }
   void close(Record& record, RecordState state) const {
     if (timed_) record.ended.store(ticks(), std::memory_order_relaxed);

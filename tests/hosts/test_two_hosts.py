@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +138,20 @@ def test_two_hosts_without_a_secret_are_refused_unless_that_is_asked_for(hosts: 
     zero.kill()
     zero.communicate()
     assert one.returncode != 0 and "another host" in err and "RINGLEADER_SECRET_FILE" in err, err
+
+
+TRACED = """
+import json, numpy as np, ringleader as rl
+with rl.init() as comm:
+    comm.all_reduce(np.ones(3))
+    print(json.dumps([[each.kind for each in comm.recorded().operations], comm.counters()["operations"]]))
+"""
+
+
+def test_a_traced_job_begins_with_barriers_that_are_not_the_programs(hosts: Hosts, tmp_path: Path) -> None:
+    """They tell how far apart the hosts' clocks are, also if the program's ranks come late always."""
+    for code, text, errors in outputs(hosts.start_job(TRACED, [1, 1], env={"RINGLEADER_TRACE": str(tmp_path)})):
+        assert code == 0, errors
+        kinds, operations = json.loads(text)
+        assert kinds == ["barrier"] * 8 + ["all_reduce"] and operations == 1
+    assert len(list(tmp_path.glob("*.flight"))) == 2

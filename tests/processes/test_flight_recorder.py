@@ -216,3 +216,29 @@ def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
         assert "No space left on device" in done.stderr
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def _traced(_: str) -> None:
+    with rl.init() as comm:
+        for step in range(400):
+            if comm.rank == 1 and step % 100 == 0:
+                time.sleep(0.01)
+            comm.all_reduce(np.ones(1000, np.float32))
+        comm.barrier()
+
+
+def test_a_traced_job_is_shown_as_one_time_line(tmp_path: Path) -> None:
+    folder, output = tmp_path / "trace", tmp_path / "merged.json"
+    rl.spawn(_traced, 2, "", env={"RINGLEADER_TRACE": str(folder)}, timeout=150)
+    command = [sys.executable, "-m", "ringleader.cli.main", "trace"]
+    merge = [*command, "merge", str(folder), "-o", str(output)]
+    done = subprocess.run(merge, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "events of 2 ranks" in done.stdout, done.stderr
+    events = json.loads(output.read_text())["traceEvents"]
+    assert sum(each.get("cat") == "collective" for each in events) == 802
+    done = subprocess.run([*command, "summary", str(folder), "--json"], capture_output=True, text=True, timeout=60)
+    facts = json.loads(done.stdout)
+    assert [each["operations"] for each in facts["ranks"]] == [401, 401]
+    assert facts["ranks"][1]["awaited"] > 0.03 and facts["ranks"][0]["waiting"] > 0.03
+    table = subprocess.run([*command, "summary", str(folder)], capture_output=True, text=True, timeout=60).stdout
+    assert "waited for" in table and "within 0 us" in table

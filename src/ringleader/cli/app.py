@@ -12,6 +12,7 @@ from ringleader import __version__
 from ringleader.algorithms.files import VARIABLE, load_files
 from ringleader.cli import choice, schedules
 from ringleader.cli import rules as rule_commands
+from ringleader.cli import trace as trace_commands
 from ringleader.cli.bench import make_request, run_bench
 from ringleader.cli.doctor import diagnose
 from ringleader.cli.output import console, list_whole_sentences
@@ -29,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(rule_commands.app, name="rules")
+app.add_typer(trace_commands.app, name="trace")
 
 
 def _version(wanted: bool) -> None:

@@ -36,6 +36,8 @@ __all__ = ["CLOSE_LIMIT", "Communicator"]
 
 # Leaving never takes longer than this, in seconds, whatever the peers do.
 CLOSE_LIMIT = 2.0
+# Barriers at the beginning of a group of several hosts that is traced: they tell how far apart the hosts' clocks are.
+_CALIBRATION = 8
 
 _log = logger("INIT")
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -93,6 +95,10 @@ class Communicator(PersistentCollectives, Messages, Watched):
         self._finalizer.atexit = False  # `_leave_all` closes the ones still open, within one limit for all
         _open.add(self)
         self._watch(job.config.monitor)
+        if group.guide.told.get("traced") and len(set(self.nodes)) > 1:
+            with unseen(self):
+                for _ in range(_CALIBRATION):
+                    self.barrier()
 
     # ------------------------------------------------------------------------------------------------ state
 

@@ -247,6 +247,11 @@ class Config:
         None, parse_text, "path of a folder", "none: in memory",
         "The flight recorder writes here, a file for each communicator of each rank, so that it outlives the process.",
     )
+    trace: str | None = _setting(
+        None, parse_text, "path of a folder", "none",
+        "As RECORDER_DIR, with the last 32768 operations of each communicator: for `ringleader trace` "
+        "(docs/timeline.md).",
+    )
     monitor: str = _setting(
         "0", parse_text, "0, 1 or a directory", "0",
         "Write what `ringleader monitor` shows (docs/adaptive.md), every second.",
@@ -287,6 +292,11 @@ class Config:
             )
         if self.shm_disable and self.transport == "shm":
             raise InvalidArgument("RINGLEADER_TRANSPORT=shm and RINGLEADER_SHM_DISABLE=1 contradict; unset one of them")
+        if self.trace is not None and self.recorder_dir is not None:
+            raise InvalidArgument(
+                f"RINGLEADER_TRACE={self.trace} and RINGLEADER_RECORDER_DIR={self.recorder_dir} contradict: the flight "
+                "recorder writes to one folder; unset one of them (TRACE is the same with more operations)"
+            )
         if {self.transport, self.net} == {"tcp", "ucx"}:
             raise InvalidArgument(
                 f"RINGLEADER_TRANSPORT={self.transport} and RINGLEADER_NET={self.net} contradict; unset one of them"

@@ -102,6 +102,7 @@ def tell(config: Config) -> dict[str, Any]:
         told["rules"] = {"source": config.rules, "text": text}
     found = _usable_table(config)
     told["table"] = None if found is None else {"source": str(found[0]), **_essence(found[1])}
+    told["traced"] = config.trace is not None
     told["cores"], told["slot_bytes"] = _core.usable_cores(), config.buffsize
     return told
 

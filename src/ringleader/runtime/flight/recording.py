@@ -38,6 +38,7 @@ __all__ = ["STACKS", "TORCH_VARIABLE", "here", "record", "watch"]
 TORCH_VARIABLE = "TORCH_FR_DUMP_TEMP_FILE"
 STACKS = ".stacks"
 
+_TRACE_ENTRIES = 1 << 15  # of each kind: 12 MB for a communicator
 _numbers = count()
 _watched: weakref.WeakValueDictionary[int, Watched] = weakref.WeakValueDictionary()
 _prepared = False
@@ -47,22 +48,29 @@ _lock = threading.Lock()
 
 def record(group: Connected, job: Job, name: str) -> None:
     """Record the operations of a group that was formed just now."""
-    config, entries = job.config, job.config.recorder_entries
+    config = job.config
+    folder = _folder(config)
+    entries = config.recorder_entries if config.trace is None else max(config.recorder_entries, _TRACE_ENTRIES)
     number = hashlib.sha256(job.number.encode()).hexdigest()[:16] if job.number else f"{os.getpid()}"
     about = "\n".join((number, name[:200].replace("\n", " "), _ranges(group.members)[:200]))
     host = socket.gethostname()
     path = ""
-    if config.recorder_dir is not None and entries:
-        path = str(Path(config.recorder_dir) / f"{host}-{os.getpid()}-{next(_numbers)}{SUFFIX}")
+    if folder is not None and entries:
+        path = str(folder / f"{host}-{os.getpid()}-{next(_numbers)}{SUFFIX}")
         with contextlib.suppress(OSError):  # the recorder says what is wrong with its file
-            Path(config.recorder_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         group.core.record(entries, path, host, about)
     except InvalidArgument as error:
-        _warn(f"{error}; the flight recorder writes in memory only (RINGLEADER_RECORDER_DIR)")
+        _warn(f"{error}; the flight recorder writes in memory only (RINGLEADER_RECORDER_DIR, RINGLEADER_TRACE)")
     for core in group.beside:  # they run parts of what the first one records
         core.record(0, "", host, about)
     _prepare(config)
+
+
+def _folder(config: Config) -> Path | None:
+    where = config.recorder_dir if config.trace is None else config.trace
+    return None if where is None else Path(where)
 
 
 def _warn(text: str) -> None:
@@ -96,9 +104,9 @@ def here() -> list[Recording]:
 def _prepare(config: Config) -> None:
     """Once per process: what a failure and SIGUSR2 do. A program's own handler is left alone."""
     global _prepared
-    prefix = os.environ.get(TORCH_VARIABLE)
+    prefix, folder = os.environ.get(TORCH_VARIABLE), _folder(config)
     with _lock:
-        if _prepared or (prefix is None and config.recorder_dir is None):
+        if _prepared or (prefix is None and folder is None):
             return
         _prepared = True
     if prefix is not None:
@@ -107,8 +115,8 @@ def _prepare(config: Config) -> None:
     if not in_main or signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL:
         return
     signal.signal(signal.SIGUSR2, lambda *_: _dump_for_torch())
-    if config.recorder_dir is not None:
-        path = Path(config.recorder_dir) / f"{socket.gethostname()}-{os.getpid()}{STACKS}"
+    if folder is not None:
+        path = folder / f"{socket.gethostname()}-{os.getpid()}{STACKS}"
         try:
             file = path.open("a")
         except OSError as error:

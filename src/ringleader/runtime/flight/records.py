@@ -262,4 +262,16 @@ def read_recordings(folder: str | Path) -> list[Recording]:
         raise InvalidArgument(
             f"no recordings (*{SUFFIX}) in {str(where)!r}; set RINGLEADER_RECORDER_DIR to it before the job starts"
         )
-    return [parse(path.read_bytes(), str(path)) for path in files]
+    return [parse(_read(path), str(path)) for path in files]
+
+
+def _read(path: Path) -> bytes:
+    """A file, without the records that were changed while it was read."""
+    first, second = bytearray(path.read_bytes()), path.read_bytes()
+    if first == second or len(first) != len(second) or len(first) < _HEADER.size:
+        return bytes(first)
+    header, record, capacity = (_HEADER.unpack_from(first)[i] for i in (1, 2, 4))
+    for at in range(header, min(header + 2 * capacity * record, len(first)), max(record, 8)):
+        if first[at : at + 8] != second[at : at + 8]:
+            first[at : at + 8] = bytes(8)
+    return bytes(first)
