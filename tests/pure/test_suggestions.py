@@ -144,7 +144,7 @@ def test_every_logger_is_a_subsystem() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "bench", "verify", "draw", "tune", "overlap", "rules", "rules export", "export"]
+    "command", ["", "bench", "verify", "draw", "tune", "overlap", "rules", "rules import", "export"]
 )
 def test_help_shows_texts_as_they_are(capsys, command: str) -> None:
     assert main([*command.split(), "--help"]) == 0
