@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from meeting_support import PROMPT
+from torch.distributed.constants import default_pg_timeout
 from torch_support import ENV, Ranks, events, joined, timed_barrier
 
 import ringleader as rl
@@ -77,6 +78,41 @@ def test_late_rank_is_named_in_time(ranks: Ranks, how: str) -> None:
         assert seconds < LIMITS[how] + PROMPT
         assert ("still running" if how == "wait" else "rank 2") in text
     assert max(seconds for _, seconds, _ in found) > LIMITS[how] - 0.1
+
+
+def limited(path: str) -> tuple[list[float], str]:
+    gave_up = events(path, (0, 1))
+    os.environ["RINGLEADER_TIMEOUT"] = "1.5"
+    try:
+        with joined(path, seconds=default_pg_timeout.total_seconds()) as (rank, _):
+            limits = [dist.group.WORLD.communicator.timeout]
+            own = dist.new_group([0, 1, 2], timeout=timedelta(seconds=40))
+            limits.append(own.communicator.timeout)
+            told = joined_settings_limit()
+            if rank == 2:
+                assert all(event.wait() for event in gave_up.values())
+                return [*limits, told], ""
+            try:
+                return [*limits, told], text_of(lambda: dist.all_reduce(torch.ones(3)))
+            finally:
+                gave_up[rank].set()
+    finally:
+        del os.environ["RINGLEADER_TIMEOUT"]
+
+
+def joined_settings_limit() -> float:
+    group = dist.new_group([0, 1, 2], pg_options={"timeout": 7})
+    return float(group.communicator.timeout)
+
+
+def test_the_setting_limits_groups_that_have_torchs_default(ranks: Ranks) -> None:
+    found = ranks.run(limited)
+    for limits, _ in found:
+        assert limits == [1.5, 40.0, 7.0]
+    for _, text in found[:2]:
+        first, second = text.splitlines()[:2]
+        assert first.startswith("CollectiveTimeout: rank 2 (") and "has not entered all_reduce #" in first, text
+        assert first.endswith("(timeout)") and second.startswith("timed out after 1.")
 
 
 @pytest.mark.parametrize("what", ["shape", "length", "type", "root", "operator", "operation"])

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.constants import default_pg_timeout
 
 from ringleader import errors
 from ringleader.runtime.communicator import CLOSE_LIMIT, Communicator
-from ringleader.runtime.config import Config
+from ringleader.runtime.config import PREFIX, Config, logger
 from ringleader.runtime.groups import connect
 from ringleader.runtime.job import Job, open_job
 from ringleader.runtime.shrink import describe_loss
@@ -59,6 +60,17 @@ def _keep_stores() -> None:
 os.register_at_fork(after_in_child=_keep_stores)
 
 
+def _limit(timeout: timedelta, config: Config, settings: Mapping[str, object]) -> tuple[float, str]:
+    """Seconds that an operation may take, and why: the group's own timeout comes before the setting."""
+    if timeout != default_pg_timeout:
+        return timeout.total_seconds(), "the timeout of the group"
+    if settings.get("timeout") is not None:
+        return config.timeout, "by pg_options"
+    if f"{PREFIX}TIMEOUT" in os.environ:
+        return config.timeout, f"by {PREFIX}TIMEOUT (the group has torch's default timeout)"
+    return timeout.total_seconds(), "torch's default timeout"
+
+
 class Group(Collectives):
     """What torch asks of a process group or of a backend; a mixin for classes derived from one of them.
 
@@ -69,7 +81,8 @@ class Group(Collectives):
     rank, size
         Place in the group.
     timeout
-        Limit of its forming and of every operation that is not given its own.
+        Limit of its forming and of every operation that is not given its own; if it is torch's default, a setting
+        `timeout` limits the operations instead.
     name
         torch's name of the group, the same on all ranks.
     ranks
@@ -95,12 +108,12 @@ class Group(Collectives):
         _groups.add(self)
         self._ranks = list(ranks)
         self._group_name, self._group_desc = name, ""
-        self._timeout = timeout.total_seconds()
         config = Config.from_environment(None, **settings)
-        deadline = time.monotonic() + self._timeout
-        self._job: Job = open_job(
-            rank, size, store=LocalStore() if size == 1 else store, config=config, timeout=self._timeout
-        )
+        start = timeout.total_seconds()
+        self._timeout, why = _limit(timeout, config, settings)
+        deadline = time.monotonic() + start
+        self._job: Job = open_job(rank, size, store=LocalStore() if size == 1 else store, config=config, timeout=start)
+        logger("INIT").info("process group %s: operations may take %g s, %s", name, self._timeout, why)
         members = f" of global ranks {ranks}" if ranks and ranks != list(range(size)) else ""
         self._title = f"process group {name}{members}"
         self._devices = kinds()
