@@ -47,7 +47,8 @@ def values(parameter: Parameter, n: int) -> Iterator[str]:
     elif parameter.name == "shares":
         yield parameter.text(tuple((5 * k + 1) % 4 for k in range(n)))
     else:
-        yield from map(str, INTEGERS[parameter.name])
+        few = (parameter.low, parameter.low + 1, parameter.low + 4)
+        yield from map(str, INTEGERS.get(parameter.name, [k for k in few if k <= parameter.high]))
 
 
 def variants(entry: Algorithm, n: int) -> list[str]:
