@@ -95,6 +95,11 @@ class Communicator(PersistentCollectives, Messages, Watched):
         self._finalizer.atexit = False  # `_leave_all` closes the ones still open, within one limit for all
         _open.add(self)
         self._watch(job.config.monitor)
+        if job.config.metrics is not None:
+            from ringleader.runtime.monitor.metrics import serve  # only who asks pays for the import
+
+            local = job.launch.local_rank
+            serve(self, job.config.metrics, group.local_ranks.index(group.rank) if local is None else local)
         if group.guide.told.get("traced") and len(set(self.nodes)) > 1:
             with unseen(self):
                 for _ in range(_CALIBRATION):

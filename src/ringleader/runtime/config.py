@@ -252,6 +252,10 @@ class Config:
         "As RECORDER_DIR, with the last 32768 operations of each communicator: for `ringleader trace` "
         "(docs/timeline.md).",
     )
+    metrics: str | None = _setting(
+        None, parse_text, ":port, host:port, or path of a file; %h is the host's name, %p the process number", "none",
+        "Show Prometheus what is counted (docs/adaptive.md); each rank adds its number on the host to the port.",
+    )
     monitor: str = _setting(
         "0", parse_text, "0, 1 or a directory", "0",
         "Write what `ringleader monitor` shows (docs/adaptive.md), every second.",
