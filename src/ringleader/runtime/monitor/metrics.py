@@ -62,8 +62,8 @@ class Collector:
     >>> with rl.init(rank=0, size=1) as comm:
     ...     comm.barrier()
     ...     collector.add(comm)
-    ...     {each.name: each.samples[0].value for each in collector.collect()}["ringleader_operations"]
-    1.0
+    ...     [each.samples[0].value for each in collector.collect() if each.name == "ringleader_operations"]
+    [1.0]
     """
 
     def __init__(self) -> None:
