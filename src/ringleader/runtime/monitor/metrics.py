@@ -63,7 +63,7 @@ class Collector:
     ...     comm.barrier()
     ...     collector.add(comm)
     ...     [each.samples[0].value for each in collector.collect() if each.name == "ringleader_operations"]
-    [1.0]
+    [1]
     """
 
     def __init__(self) -> None:
