@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringleader.algorithms import check, get, names
+from ringleader.algorithms import check, get, name_of, names, parse_spec
 from ringleader.errors import InvalidArgument, RingleaderError
 from ringleader.simulate import Fabric, Simulation
 from ringleader.topology import generate
@@ -98,8 +98,7 @@ def points(speed: str, collective: str, hosts: int, each: int, limit: float) -> 
     specs = {spec for spec, _ in chosen}
     times: dict[tuple[str, str], np.ndarray] = {}
     for spec in dict.fromkeys([*candidates(collective, n, nodes), *specs]):
-        entry = get(collective, spec.partition(":")[0])
-        if spec not in specs and entry.name != "ring" and _rows(collective, spec, n, nodes) > limit:
+        if spec not in specs and name_of(spec) != "ring" and _rows(collective, spec, n, nodes) > limit:
             continue
         try:
             for protocol in PROTOCOLS if each > 1 else PROTOCOLS[:1]:
@@ -116,8 +115,6 @@ def points(speed: str, collective: str, hosts: int, each: int, limit: float) -> 
 
 
 def _rows(collective: str, spec: str, n: int, nodes: Sequence[int]) -> int:
-    from ringleader.algorithms import parse_spec
-
     entry, values = parse_spec(collective, spec)
     return int(entry.transfers(n, values, nodes))
 

@@ -31,7 +31,7 @@ from ringleader.schedule import Collective, Schedule, verify
 
 __all__ = [
     "COLLECTIVES", "MAX_TRANSFERS", "Algorithm", "Spec", "Terms", "algorithm", "algorithm_hash", "all_algorithms",
-    "build", "canonical", "check", "forget", "get", "names", "parse_spec", "register_schedule", "terms",
+    "build", "canonical", "check", "forget", "get", "name_of", "names", "parse_spec", "register_schedule", "terms",
 ]  # fmt: skip
 
 Nodes: TypeAlias = tuple[int, ...] | None
@@ -495,6 +495,17 @@ def _parsed(collective: str, spec: str) -> Spec:
             given.add(key)
             values[key] = known[key].parse(text, where, canonical)
     return Spec.of(entry, values)
+
+
+def name_of(spec: str) -> str:
+    """Return the algorithm's name in a spec.
+
+    Examples
+    --------
+    >>> name_of("hierarchical:outer=ring(segments=4)")
+    'hierarchical'
+    """
+    return spec.partition(":")[0].strip()
 
 
 def canonical(collective: str, spec: str) -> str:

@@ -133,7 +133,7 @@ def _named(name: str | None, collective: str | None) -> list[tuple[str, str]]:
 
 def _home(name: str) -> str:
     """The first collective that has such an algorithm; for an unknown name all_reduce, which the error then names."""
-    plain = name.partition(":")[0].strip().lower()
+    plain = algorithms.name_of(name).lower()
     for entry in algorithms.all_algorithms():
         if plain == entry.name or plain in entry.aliases:
             return entry.collective

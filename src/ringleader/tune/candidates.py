@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ringleader.algorithms import build, canonical, check, get, names
+from ringleader.algorithms import build, canonical, check, get, name_of, names
 from ringleader.errors import InvalidArgument
 from ringleader.tune.cost import predict
 from ringleader.tune.model import Model
@@ -123,7 +123,7 @@ class Experience:
 
     @staticmethod
     def _key(trial: Trial, nodes: Sequence[int]) -> tuple[str, str, str, str]:
-        return layout_of(tuple(nodes)), trial.collective, trial.algorithm.partition(":")[0], trial.protocol
+        return layout_of(tuple(nodes)), trial.collective, name_of(trial.algorithm), trial.protocol
 
 
 def ranked(
@@ -141,7 +141,7 @@ def ranked(
     counts: dict[tuple[str, str], int] = {}
     kept = []
     for trial, seconds in expected:
-        name = (trial.algorithm.partition(":")[0], trial.protocol)
+        name = (name_of(trial.algorithm), trial.protocol)
         counts[name] = counts.get(name, 0) + 1
         if counts[name] <= _OF_ONE_NAME or trial in among:
             kept.append((trial, seconds))

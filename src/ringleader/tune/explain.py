@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ringleader.algorithms import names
+from ringleader.algorithms import name_of, names
 from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import Cost, predict
@@ -90,7 +90,7 @@ def explain(
     situation = Situation(str(collective), nbytes, tuple(nodes), itemsize, wire)
     layout = layout_of(situation.nodes)
     allowed = selected(parse_algo(env.get(ALGO, "")), situation)
-    chosen = choice.algorithm.partition(":")[0]
+    chosen = name_of(choice.algorithm)
     passed = list(ruled(situation, (*rules, BUILT_IN)))
     forbidden = {
         name: f"excluded by {place.where(rule)}" for place, rule, _, _ in reversed(passed) for name in rule.excluded

@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ringleader._names import nearest, unknown
-from ringleader.algorithms import COLLECTIVES, names
+from ringleader.algorithms import COLLECTIVES, name_of, names
 from ringleader.errors import InvalidArgument
 from ringleader.tune.conditions import CONDITIONS, Conditions, Situation
 from ringleader.tune.rules import PROTOCOLS, known, unparametrised
@@ -49,7 +49,7 @@ class Selection:
 
     def allows(self, item: str) -> bool:
         """Whether an algorithm's name or a protocol is among those allowed; parameters do not matter."""
-        listed = any(item == listed.partition(":")[0] for listed in self.items)
+        listed = any(item == name_of(listed) for listed in self.items)
         return listed != self.exclude
 
     def filter(self, everything: tuple[str, ...]) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def _algorithms(collective: str, entry: _Entry, text: str) -> Selection:
     except InvalidArgument as error:
         first = entry.items[0] == text.split(",")[0]
         also = f"; or begin with a collective and ':' ({', '.join(COLLECTIVES)})" if first else ""
-        if first and (meant := nearest(entry.items[0].partition(":")[0], COLLECTIVES)):
+        if first and (meant := nearest(name_of(entry.items[0]), COLLECTIVES)):
             also += f"; did you mean the collective {meant!r}?"
         raise InvalidArgument(f"{ALGO}={text!r}: {error}{also}") from None
     selection = Selection(tuple(dict.fromkeys(specs)), entry.exclude, entry.where)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ringleader.algorithms import COLLECTIVES, names
+from ringleader.algorithms import COLLECTIVES, name_of, names
 from ringleader.tune.cost import predict
 from ringleader.tune.model import DEFAULT, Model
 from ringleader.tune.rules import PROTOCOLS, RuleSet, Situation, layout_of
@@ -66,7 +66,7 @@ def matrix(
             for protocol in PROTOCOLS:
                 cells = []
                 for nbytes, choice in zip(sizes, chosen, strict=True):
-                    mine = (choice.algorithm.partition(":")[0], choice.protocol) == (name, protocol)
+                    mine = (name_of(choice.algorithm), choice.protocol) == (name, protocol)
                     spec = choice.algorithm if mine else name
                     cells.append(_cell(Situation(collective, nbytes, place, itemsize), spec, protocol, model, mine))
                 lines.append(f"  {name:25}{protocol:5}" + "".join(cells))

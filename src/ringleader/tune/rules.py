@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ringleader._names import match, unknown
-from ringleader.algorithms import canonical, get, names
+from ringleader.algorithms import canonical, get, names, parse_spec
 from ringleader.errors import InvalidArgument
 from ringleader.tune.conditions import (
     ANY,
@@ -113,7 +113,7 @@ class Rule(Conditions):
         if (self.channels or self.segment) and not chooses:
             raise InvalidArgument("channels and segment are about the algorithm that a rule chooses; name one")
         if self.segment:
-            entry = get(self.collective, self.algorithm.partition(":")[0])
+            entry = parse_spec(self.collective, self.algorithm).algorithm
             if "segments" not in entry.defaults or "segments=" in self.algorithm:
                 why = "is given segments already" if "segments=" in self.algorithm else "has no parameter segments"
                 raise InvalidArgument(f"segment={self.segment}: {self.collective} {self.algorithm} {why}; leave it out")
@@ -161,7 +161,7 @@ def unparametrised(collective: str, name: str) -> str:
     """
     if ":" in name:
         raise InvalidArgument(f"{name!r} is excluded with parameters; expected a name, which excludes them all")
-    return known(collective, name).partition(":")[0]
+    return parse_spec(collective, name).name
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ringleader._names import unknown
-from ringleader.algorithms import MAX_TRANSFERS, canonical, check, names, parse_spec
+from ringleader.algorithms import MAX_TRANSFERS, canonical, check, name_of, names, parse_spec
 from ringleader.errors import InvalidArgument
 from ringleader.tune.builtin import BUILT_IN
 from ringleader.tune.cost import predict
@@ -87,7 +87,7 @@ def spec_of(rule: Rule, situation: Situation) -> str:
     if not rule.segment:
         return rule.algorithm
     base = rule.algorithm
-    chunk = situation.wire_bytes // _FEW_CHUNKS.get(base.partition(":")[0], situation.n)
+    chunk = situation.wire_bytes // _FEW_CHUNKS.get(name_of(base), situation.n)
     finest = max(1, situation.itemsize * WIRES[situation.wire] // 512)
     wanted = min(chunk // max(rule.segment, finest), MAX_SEGMENTS)
     segments = 1 << (wanted.bit_length() - 1) if wanted > 0 else 1
@@ -107,7 +107,7 @@ def ruled(situation: Situation, sets: Sequence[RuleSet]) -> Iterator[Ruled]:
                 yield rules, rule, "", ""
                 continue
             spec = spec_of(rule, situation)
-            yield rules, rule, spec, forbidden.get(spec.partition(":")[0]) or problem(situation, spec, rule.channels)
+            yield rules, rule, spec, forbidden.get(name_of(spec)) or problem(situation, spec, rule.channels)
 
 
 def select_wire(
@@ -237,13 +237,13 @@ def _allowed(situation: Situation, found: Sequence[Ruled], allowed: Selection, m
     collective = situation.collective
     specs = allowed.filter(names(collective))
     for rules, rule, spec, why in found:
-        name = spec.partition(":")[0]
+        name = name_of(spec)
         place = f"{rules.where(rule)}: {rule}"
         if why or not spec:
             continue
         if name in specs:  # without parameters of the user's own, the rule's are used
             return Choice(spec, "", ALGO, rule.channels, place)
-        own = [item for item in specs if item.partition(":")[0] == name and not problem(situation, item)]
+        own = [item for item in specs if name_of(item) == name and not problem(situation, item)]
         if own:
             return Choice(_cheapest(situation, own, ALGO, model), "", ALGO, rule.channels, place)
     return Choice(_cheapest(situation, specs, ALGO, model), "", ALGO)
