@@ -32,7 +32,8 @@ help:
 	@echo 'make test-torch-old     tests of the backend with torch 2.6 (TORCH_OLD=...), the oldest release that is supported'
 	@echo 'make test-integrations  Accelerate, Lightning, FSDP2 as in torchtitan; rewrites their table in docs/'
 	@echo 'make test-native  C++ tests            make sanitize    the same under ASan/UBSan and TSan'
-	@echo 'make lint         ruff                 make typecheck   mypy --strict, pyright'
+	@echo 'make lint         ruff, clang-format, which room imports which    make typecheck   mypy --strict, pyright'
+	@echo 'make size         lines of each package, product and tests apart'
 	@echo 'make docs-check   examples in docstrings, links in the documentation'
 	@echo 'make check        lint, typecheck, docs-check, test-native, sanitize, test-all'
 	@echo 'make dev          rebuild the native module in place'
@@ -149,6 +150,13 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	find native -name '*.[ch]pp' -exec $(BIN)/clang-format --dry-run -Werror {} +
+	$(BIN)/lint-imports --no-cache >$(BUILD)/imports.log || { cat $(BUILD)/imports.log; exit 1; }
+	$(PYTHON) tools/native_includes.py
+
+# Lines of the product and of its tests, by package.
+.PHONY: size
+size:
+	@$(PYTHON) tools/size.py
 
 typecheck: $(INSTALLED)
 	$(BIN)/mypy

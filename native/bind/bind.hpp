@@ -3,7 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 
 namespace ringleader {
 

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <string>
 
+#include "base/types.hpp"
 #include "compress/dispatch.hpp"
-#include "core/types.hpp"
 #include "reduce/reduce.hpp"
 #include "wire/wire.hpp"
 

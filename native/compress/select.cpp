@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "base/types.hpp"
 #include "compress/compress.hpp"
 #include "compress/dispatch.hpp"
-#include "core/types.hpp"
 
 namespace ringleader::compress {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <new>
 
+#include "base/fork.hpp"
 #include "core/ring_pair.hpp"
-#include "memory/fork.hpp"
 #include "transport/tcp/tcp_link.hpp"
 #include "transport/tcp/tcp_stream.hpp"
 #include "transport/ucx/ucx_link.hpp"

@@ -11,13 +11,13 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork.hpp"
 #include "core/claims.hpp"
 #include "core/execution.hpp"
 #include "core/mesh.hpp"
 #include "core/p2p.hpp"
 #include "core/work.hpp"
 #include "memory/cores.hpp"
-#include "memory/fork.hpp"
 #include "memory/time_slice.hpp"
 #include "transport/shm/waiter.hpp"
 #include "transport/tcp/control_connection.hpp"

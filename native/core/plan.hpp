@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/types.hpp"
 #include "core/program.hpp"
-#include "core/types.hpp"
 #include "reduce/reduce.hpp"
 #include "transport/link.hpp"
 #include "wire/wire.hpp"

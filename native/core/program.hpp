@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 
 namespace ringleader {
 

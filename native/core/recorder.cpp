@@ -11,7 +11,7 @@
 #include <chrono>
 #include <memory>
 
-#include "memory/fork.hpp"
+#include "base/fork.hpp"
 
 namespace ringleader {
 

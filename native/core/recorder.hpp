@@ -22,7 +22,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 #include "transport/link.hpp"
 
 namespace ringleader {

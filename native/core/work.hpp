@@ -11,13 +11,12 @@
 #include <optional>
 #include <vector>
 
-#include "core/types.hpp"
-#include "memory/fork.hpp"
+#include "base/clock.hpp"
+#include "base/fork.hpp"
+#include "base/types.hpp"
 #include "memory/strided.hpp"
 
 namespace ringleader {
-
-using Clock = std::chrono::steady_clock;
 
 class CompletionSink;
 class Recorder;

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/types.hpp"
-#include "memory/fork.hpp"
+#include "base/fork.hpp"
+#include "base/types.hpp"
 
 namespace ringleader {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 
 namespace ringleader {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "memory/fork.hpp"
+#include "base/fork.hpp"
 
 namespace ringleader {
 

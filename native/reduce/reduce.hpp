@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 
 namespace ringleader {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "base/types.hpp"
 #include "compress/compress.hpp"
 #include "compress/table.hpp"
-#include "core/types.hpp"
 #include "doctest/doctest.h"
 #include "reduce/table.hpp"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 #include "wire/wire.hpp"
 
 namespace ringleader {

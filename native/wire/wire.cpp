@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 #include "reduce/reduce.hpp"
 #include "wire/table.hpp"
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 def set_error_types(types: dict[str, type[BaseException]]) -> None:
-    """Keys: invalid timeout peer_lost mismatch aborted closed forked memory internal (ErrorKind in core/types.hpp).
+    """Keys: invalid timeout peer_lost mismatch aborted closed forked memory internal (ErrorKind in base/types.hpp).
 
     Each class is constructed as `cls(message, ranks)`, ranks being a tuple of the ranks that caused it.
     """

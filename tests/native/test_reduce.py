@@ -16,7 +16,7 @@ from ringleader import _core, errors
 
 Array = NDArray[Any]
 
-# Codes of native/core/types.hpp, written out: renumbering must break a test.
+# Codes of native/base/types.hpp, written out: renumbering must break a test.
 DTYPES = {
     "float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int8": 4, "int16": 5, "int32": 6, "int64": 7,
     "uint8": 8, "uint16": 9, "uint32": 10, "uint64": 11, "bool": 12, "complex64": 13, "complex128": 14,

@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 #include "transport/link.hpp"
 
 namespace ringleader {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 #include "transport/stream.hpp"
 
 namespace ringleader {

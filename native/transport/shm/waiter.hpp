@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/work.hpp"  // Clock
+#include "base/clock.hpp"
 #include "transport/shm/control.hpp"
 
 namespace ringleader {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 #include "transport/link.hpp"
 #include "transport/tcp/socket.hpp"
 

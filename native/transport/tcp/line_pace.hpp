@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/work.hpp"  // Clock
+#include "base/clock.hpp"
 
 namespace ringleader {
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <system_error>
 
-#include "memory/fork.hpp"
+#include "base/fork.hpp"
 
 namespace ringleader::tcp {
 

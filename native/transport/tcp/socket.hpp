@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 
 namespace ringleader::tcp {
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "core/work.hpp"  // Clock
+#include "base/clock.hpp"
 #include "transport/link.hpp"
 #include "transport/tcp/line_pace.hpp"
 #include "transport/tcp/socket.hpp"

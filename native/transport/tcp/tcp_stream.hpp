@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 #include "transport/stream.hpp"
 #include "transport/tcp/socket.hpp"
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 
 namespace ringleader::ucx {
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <new>
 
-#include "memory/fork.hpp"
+#include "base/fork.hpp"
 
 namespace ringleader {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/types.hpp"
+#include "base/types.hpp"
 #include "transport/ucx/ucx_api.hpp"
 
 namespace ringleader {

@@ -16,7 +16,7 @@ __all__ = ["AVG", "BF16", "NONE", "PREMUL_SUM", "dtype_of", "fold", "from_f32", 
 
 Array = NDArray[Any]
 
-# Codes of `DType` and `ReduceOp` in native/core/types.hpp.
+# Codes of `DType` and `ReduceOp` in native/base/types.hpp.
 F16, BF16, BOOL, BYTES = 2, 3, 12, 15
 SUM, PROD, MIN, MAX, AVG, PREMUL_SUM, BAND, BOR, BXOR, NONE = 0, 1, 2, 3, 4, 5, 6, 7, 8, 255
 

@@ -53,7 +53,7 @@ def run(
         reduce_scatter, all_to_all and scatter; ``count`` for all_gather and gather. For broadcast and scatter only the
         root's is read, others may be None. For barrier all may be None. Never written to.
     dtype_code, op_code
-        Codes of `DType` and `ReduceOp` in native/core/types.hpp. bf16 arrays have NumPy type uint16.
+        Codes of `DType` and `ReduceOp` in native/base/types.hpp. bf16 arrays have NumPy type uint16.
     factor
         What premul_sum multiplies each contribution by.
     native

@@ -1,6 +1,6 @@
 """Element types and reduction operators: names, native codes, and which pairs the kernels offer.
 
-The codes are the contract with the native core (native/core/types.hpp).
+The codes are the contract with the native core (native/base/types.hpp).
 """
 
 from __future__ import annotations

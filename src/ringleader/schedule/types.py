@@ -1,6 +1,6 @@
 """The words of a schedule: buffers, collectives and the layout of one transfer.
 
-The numeric codes are shared with the native core (`native/core/types.hpp`, `native/core/program.hpp`).
+The numeric codes are shared with the native core (`native/base/types.hpp`, `native/core/program.hpp`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Collective(str, Enum):
 
     @property
     def code(self) -> int:
-        """The number of `Collective` in native/core/types.hpp."""
+        """The number of `Collective` in native/base/types.hpp."""
         return list(Collective).index(self)
 
     @property

@@ -1,4 +1,4 @@
-#include "memory/fork.hpp"
+#include "base/fork.hpp"
 
 #include <pthread.h>
 #include <unistd.h>
