@@ -150,6 +150,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	find native -name '*.[ch]pp' -exec $(BIN)/clang-format --dry-run -Werror {} +
+	@mkdir -p $(BUILD)
 	$(BIN)/lint-imports --no-cache >$(BUILD)/imports.log || { cat $(BUILD)/imports.log; exit 1; }
 	$(PYTHON) tools/native_includes.py
 
