@@ -144,9 +144,8 @@ def _two_levels(n: int, root: int, hosts: Hosts, nodes: Nodes, inner: Part, oute
     home = next(host for host, group in enumerate(members) if root in group)
     rooted = outer[0] in ("broadcast", "reduce")
     across = part(*outer, len(members), False, home if rooted else 0)
-    kinds = {
-        (len(group), first): part(*inner, len(group), True, first) for group, first in zip(members, place, strict=True)
-    }
+    alike = dict.fromkeys((len(group), first) for group, first in zip(members, place, strict=True))
+    kinds = {(size, first): part(*inner, size, True, first) for size, first in alike}
     chunks = common([across.chunks, *(schedule.chunks for schedule in kinds.values())])
     within = []
     for kind, schedule in kinds.items():
