@@ -11,6 +11,7 @@ import pytest
 from variants import variants
 
 from ringleader.algorithms import Algorithm, all_algorithms, build, get, parse_spec, terms
+from ringleader.algorithms.registry import PER_RANK
 from ringleader.schedule import Collective, Schedule, verify
 from ringleader.schedule.algebra import expand
 
@@ -239,6 +240,16 @@ def test_closed_forms_are_what_the_schedules_have(entry: Algorithm) -> None:
             found = terms(schedule)
             assert (closed.steps, closed.volume) == (found.steps, pytest.approx(found.volume)), (spec, n)
             assert closed.transfers >= found.transfers, (spec, n)
+
+
+def test_what_has_no_closed_form_is_small() -> None:
+    """`check` relies on it: it does not make schedules to count their transfers."""
+    for entry in ENTRIES:
+        if entry.closed is None and not any(parameter.of for parameter in entry.parameters):
+            for n in (2, 3, 23, 40, 255, 1024):
+                for spec in variants(entry, n):
+                    segments = parse_spec(entry.collective, spec).values.get("segments", 1)
+                    assert build(entry.collective, spec, n).transfers * 3 <= PER_RANK * n * segments, (spec, n)
 
 
 def test_bandwidth_optimal_algorithms_meet_the_lower_bound() -> None:
