@@ -364,6 +364,39 @@ def simulate(
 
 
 @app.command()
+def plan(
+    model: Annotated[Path, typer.Argument(help="Gradients: a JSON list of [name, shape], the last layer first.")],
+    tokens: Annotated[float, typer.Option(min=0, help="Tokens of a step, of all ranks together.")] = 0.0,
+    flops: Annotated[float, typer.Option(min=0, help="Operations per second that a rank attains, in TFLOP/s.")] = 0.0,
+    compute: Annotated[
+        float, typer.Option(min=0, help="Instead of both: seconds that one rank would compute for a whole step.")
+    ] = 0.0,
+    host: Annotated[str, typer.Option(help="A name, hgx-h100 or pcie-box:gpus=4, or a file of a host.")] = "dgx-a100",
+    network: Annotated[str, typer.Option(help="A name, fat-tree:oversubscription=4.")] = "fat-tree",
+    hosts: Annotated[str, typer.Option(help="A list of numbers of hosts.")] = "1,2,4,8",
+    links: Annotated[str | None, typer.Option(help="Gbit/s of an adapter, a list. Default: the host's own.")] = None,
+    algorithm: Annotated[str, typer.Option("-a", "--algorithm", help="A list of algorithms.")] = "ring,hierarchical",
+    element_bytes: Annotated[int, typer.Option(min=1, help="Bytes of an element of a gradient.")] = 4,
+    bucket: Annotated[str | None, typer.Option(help="Size of buckets, with K, M or G. Default: the best.")] = None,
+    overlap: Annotated[bool, typer.Option(help="Send gradients during the backward pass, or after it.")] = True,
+    ratio: Annotated[float, typer.Option(help="Bytes sent per byte of gradient, of a compression.")] = 1.0,
+    channels: Annotated[int, typer.Option(min=1, help="Copies side by side, on slices of the data.")] = 1,
+    everything: Annotated[bool, typer.Option("--all", help="All that was tried, not only what is worth it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All that was tried as JSON instead.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Plot the step's time over ranks here (png, svg, pdf).")] = None,
+) -> None:
+    """Find the cluster that a model's training needs: time of a step against hardware."""
+    from ringleader.cli.plan import Work, run_plan
+
+    options: dict[str, Any] = {
+        "element_bytes": element_bytes, "overlap": overlap, "ratio": ratio, "channels": channels,
+        "bucket_bytes": None if bucket is None else parse_size(bucket),
+    }  # fmt: skip
+    work = Work(tokens, flops * 1e12, compute)
+    run_plan(console(), model, work, host, network, (hosts, links, algorithm), options, everything, as_json, plot)
+
+
+@app.command()
 def doctor() -> None:
     """Check this machine: versions, cores, memory, interfaces, variables, and two ranks over each transport."""
     if code := diagnose(console()):

@@ -15,8 +15,12 @@ from ringleader._lazy import lazily
 from ringleader.simulate.collective import LinkLoad, Result, Simulation, simulate
 from ringleader.simulate.costs import Costs, engine, nccl
 from ringleader.simulate.routes import Fabric, Medium
+from ringleader.simulate.training import Layout, Option, Step, frontier, plan_cluster, simulate_step
 
-__all__ = ["Costs", "Fabric", "LinkLoad", "Medium", "Result", "Simulation", "engine", "nccl", "simulate"]
+__all__ = [
+    "Costs", "Fabric", "Layout", "LinkLoad", "Medium", "Option", "Result", "Simulation", "Step", "engine", "frontier",
+    "nccl", "plan_cluster", "simulate", "simulate_step",
+]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker shall see what there is, and nothing else
     __getattr__, __dir__ = lazily(__name__)

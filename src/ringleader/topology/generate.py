@@ -17,8 +17,8 @@ from ringleader.errors import InvalidArgument
 from ringleader.topology.model import Kind, LinkKind, Topology, pcie_bandwidth
 
 __all__ = [
-    "cpu_host", "dgx_a100", "dragonfly", "ethernet_racks", "fat_tree", "hgx_b200", "hgx_h100", "make", "pcie_box",
-    "presets", "rail_optimized", "torus", "wan",
+    "cpu_host", "dgx_a100", "dragonfly", "ethernet_racks", "fat_tree", "hgx_b200", "hgx_h100", "make", "network_of",
+    "pcie_box", "presets", "rail_optimized", "torus", "wan",
 ]  # fmt: skip
 
 GIGABIT = 125e6
@@ -435,6 +435,26 @@ def presets() -> list[str]:
     return [*_HOSTS, *_NETWORKS, "torus"]
 
 
+def network_of(spec: str) -> Callable[[Topology, int], Topology]:
+    """What makes a network of a host and their number, by its name and parameters.
+
+    Raises
+    ------
+    InvalidArgument
+        There is no such network or parameter.
+
+    Examples
+    --------
+    >>> network_of("fat-tree:oversubscription=4")(cpu_host(), 3).name
+    '3 x CPU host, fat tree'
+    """
+    name, given = _taken_apart(spec)
+    if name not in _NETWORKS:
+        raise InvalidArgument(unknown("network", name, _NETWORKS))
+    values = _values(spec, _NETWORKS[name], given)
+    return lambda host, hosts: _NETWORKS[name](host, hosts=hosts, **values)
+
+
 def make(spec: str) -> Topology:
     """A topology by name, with parameters of its function after a colon.
 
@@ -454,14 +474,7 @@ def make(spec: str) -> Topology:
     >>> make("pcie-box:gpus=4").name, len(make("fat-tree:host=cpu-host,hosts=8").ranks)
     ('PCIe box', 16)
     """
-    name, _, rest = spec.strip().partition(":")
-    name = name.strip().lower().replace("_", "-")
-    given: dict[str, str] = {}
-    for word in filter(None, (part.strip() for part in rest.split(","))):
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise InvalidArgument(f"{spec!r}: {word!r} is no parameter; expected name=value, as in hosts=8")
-        given[key.strip().replace("-", "_")] = value.strip()
+    name, given = _taken_apart(spec)
     if name == "torus":
         sides = given.pop("sides", "")
         if not all(side.isdigit() for side in sides.split("x")):
@@ -477,6 +490,18 @@ def make(spec: str) -> Topology:
     if name not in _HOSTS:
         raise InvalidArgument(unknown("topology", name, presets()))
     return _HOSTS[name](**_values(spec, _HOSTS[name], given))
+
+
+def _taken_apart(spec: str) -> tuple[str, dict[str, str]]:
+    name, _, rest = spec.strip().partition(":")
+    name = name.strip().lower().replace("_", "-")
+    given: dict[str, str] = {}
+    for word in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise InvalidArgument(f"{spec!r}: {word!r} is no parameter; expected name=value, as in hosts=8")
+        given[key.strip().replace("-", "_")] = value.strip()
+    return name, given
 
 
 def _values(spec: str, function: Callable[..., Topology], given: Mapping[str, str]) -> dict[str, int | float]:

@@ -342,6 +342,32 @@ class Topology:
         self._changed()
         return ids
 
+    def with_port_speed(self, speed: float) -> Topology:
+        """A copy whose network ports, and what is plugged into them, carry `speed` bytes per second.
+
+        Raises
+        ------
+        InvalidArgument
+            There are no ports, or the speed is not above 0.
+
+        Examples
+        --------
+        >>> from ringleader.topology import generate
+        >>> host = generate.cpu_host(nics=1).with_port_speed(5e9)
+        >>> [port.speed for port in host.of(Kind.PORT)]
+        [5000000000.0]
+        """
+        ports = {node.id for node in self.of(Kind.PORT)}
+        if not ports:
+            raise InvalidArgument(f"{self.name!r} has no network port to give a speed of {speed:g} bytes per second to")
+        rate = _rate(speed, "speed of a port")
+        changed, copy = Topology(), Topology(self.name)
+        changed._nodes = {id: replace(n, speed=rate) if id in ports else n for id, n in self._nodes.items()}
+        changed._links = [replace(k, bandwidth=rate) if ports & {k.a, k.b} else k for k in self._links]
+        copy.include(changed)
+        copy.notes = list(self.notes)
+        return copy.place(self.ranks)
+
     def place(self, nodes: Iterable[str]) -> Topology:
         """Put rank 0, 1, ... on these nodes; returns the topology itself.
 
