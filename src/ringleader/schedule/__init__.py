@@ -13,6 +13,9 @@ from ringleader.schedule.table import Builder, Schedule, describe_transfer
 from ringleader.schedule.types import TRANSFER_DTYPE, Buffer, Collective
 from ringleader.schedule.verify import Report, verify
 
+if TYPE_CHECKING:
+    from ringleader.schedule import formats as formats
+
 __all__ = [
     "TRANSFER_DTYPE",
     "Buffer",

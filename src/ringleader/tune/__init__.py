@@ -15,6 +15,9 @@ from ringleader.tune.rulefile import dumps, load, loads
 from ringleader.tune.rules import PROTOCOLS, Range, Rule, RuleSet
 from ringleader.tune.select import Choice, select, select_wire
 
+if TYPE_CHECKING:
+    from ringleader.tune import formats as formats
+
 __all__ = [
     "BUILT_IN",
     "DEFAULT",
