@@ -1,7 +1,7 @@
 """Ringleader's errors as torch programs expect them: each is also a `torch.distributed.DistBackendError`.
 
 That makes it a `RuntimeError`, which is what training loops and launchers catch around collectives. The message is
-unchanged, but for the word "timeout" behind its first line where programs look for it, and
+unchanged, but for the word "timeout" at the end of its first line where programs look for it, and
 ``except ringleader.errors.CollectiveTimeout`` catches it as before.
 """
 
@@ -49,9 +49,9 @@ def torch_error(error: BaseException) -> BaseException:
     if kind is None or not isinstance(error, errors.RingleaderError):
         return error
     text = str(error)
-    if isinstance(error, errors.CollectiveTimeout) and "timeout" not in text:
+    if isinstance(error, errors.CollectiveTimeout) and " timeout " not in text:
         cause, *details = text.split("\n", 1)
-        text = "\n".join((f"{cause} (timeout)", *details))
+        text = "\n".join((f"{cause}; the timeout has passed", *details))
     converted = kind(text, error.ranks)
     converted.__cause__ = error.__cause__
     return converted

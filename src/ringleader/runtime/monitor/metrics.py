@@ -131,6 +131,7 @@ def serve(comm: Watched, where: str, local_rank: int) -> None:
                 _log.warning("RINGLEADER_METRICS=%s needs prometheus_client; pip install 'ringleader[metrics]'", where)
                 return
             _collector = Collector()
+            _collector.add(comm)  # before anybody can look
             registry = CollectorRegistry()
             registry.register(cast("Any", _collector))
             _start(registry, where, local_rank)
