@@ -348,6 +348,9 @@ def bytes_sent(elements: int) -> dict[str, tuple[int, float]]:
     return found
 
 
+HEADERS = 1350  # bytes that a rank sends in front of its messages, at most: 160 each, which no formula counts
+
+
 def test_counters_and_formulas_agree(group: rl.WorkerGroup) -> None:
     elements, n = 400_000, group.size
     results = group.run(bytes_sent, elements, timeout=150)
@@ -359,9 +362,9 @@ def test_counters_and_formulas_agree(group: rl.WorkerGroup) -> None:
             # Messages to all ranks have the length of the longest; without memory all that arrived is sent again.
             assert mean <= (1.35 if "memory" in name else n) * formula, name
         elif name.startswith(("powersgd", "randomk")):  # short arrays may go to all ranks directly
-            assert mean <= max(1.0, n / 2) * 1.03 * formula + 1000, name
+            assert mean <= max(1.0, n / 2) * 1.03 * formula + HEADERS, name
         else:
-            assert mean <= 1.03 * formula + 1000, name
+            assert mean <= 1.03 * formula + HEADERS, name
     assert sent["onebit_memory"] < sent["dense"] / 30
     if n == 2:
         assert sent["topk_1"] < sent["dense"] / 45
