@@ -140,7 +140,8 @@ void Recorder::end_message(std::uint64_t number, RecordState state) {
 
 // Strings lie one behind the other: length in four bytes, then the text. Their number is their offset plus one.
 std::uint32_t Recorder::string(std::string_view text) {
-  if (!timed_) return 0;
+  // In a forked child the memory may be the parent's file, and the mutex held for ever by one of its threads.
+  if (!timed_ || generation_ != fork_generation()) return 0;
   text = text.substr(0, 1000);
   const std::lock_guard lock(mutex_);
   if (const auto found = numbers_.find(text); found != numbers_.end()) return found->second;
@@ -176,17 +177,24 @@ void Recorder::closed() {
 }
 
 std::string Recorder::snapshot() {
-  const std::lock_guard lock(mutex_);
-  if (generation_ == fork_generation()) tick();
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (generation_ == fork_generation()) {
+    lock.lock();
+    tick();
+  }
   std::string copy(bytes_, '\0');
-  std::memcpy(copy.data(), static_cast<void*>(header_), kPage);
+  const auto* words = reinterpret_cast<const std::atomic<std::uint64_t>*>(header_);
+  for (std::size_t k = 0; k < kPage / 8; ++k) {  // its numbers change meanwhile
+    const std::uint64_t word = words[k].load(std::memory_order_acquire);
+    std::memcpy(copy.data() + 8 * k, &word, 8);
+  }
   for (std::size_t i = 0; i < 2 * std::size_t{capacity()}; ++i) {
     const Record& record = operations_[i];  // and the messages, which follow
     const auto* from = reinterpret_cast<const std::atomic<std::uint64_t>*>(&record);
-    std::uint64_t words[sizeof(Record) / 8];
-    for (std::size_t k = 0; k < sizeof(Record) / 8; ++k) words[k] = from[k].load(std::memory_order_acquire);
-    if (record.version.load(std::memory_order_relaxed) != words[0]) words[0] = 0;  // it changed meanwhile
-    std::memcpy(copy.data() + kPage + i * sizeof(Record), words, sizeof words);
+    std::uint64_t own[sizeof(Record) / 8];
+    for (std::size_t k = 0; k < sizeof(Record) / 8; ++k) own[k] = from[k].load(std::memory_order_acquire);
+    if (record.version.load(std::memory_order_relaxed) != own[0]) own[0] = 0;  // it changed meanwhile
+    std::memcpy(copy.data() + kPage + i * sizeof(Record), own, sizeof own);
   }
   const std::size_t strings = bytes_ - kStringBytes;
   std::memcpy(copy.data() + strings, strings_, kStringBytes);

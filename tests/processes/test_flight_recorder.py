@@ -242,3 +242,35 @@ def test_a_traced_job_is_shown_as_one_time_line(tmp_path: Path) -> None:
     assert facts["ranks"][1]["awaited"] > 0.03 and facts["ranks"][0]["waiting"] > 0.03
     table = subprocess.run([*command, "summary", str(folder)], capture_output=True, text=True, timeout=60).stdout
     assert "waited for" in table and "within 0 us" in table
+
+
+FORKED = """
+import os, signal, numpy as np, ringleader as rl
+comm = rl.init(rank=0, size=1)
+comm.barrier()
+
+def of_the_child():
+    signal.alarm(20)
+    x = np.ones(1)
+    try:
+        comm._core.isend(x.ctypes.data, x.nbytes, 0, 0)  # not stopped by what Python checks before it
+    except rl.errors.ForkError:
+        comm.recorded()
+        os._exit(7)
+
+if (pid := os.fork()) == 0:
+    of_the_child()
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+assert b"of_the_child" not in comm._core.recorded()
+comm.send(np.ones(1), 0)
+assert len(comm.recorded().messages) == 1
+"""
+
+
+def test_a_forked_child_leaves_its_parents_recording_alone(tmp_path: Path) -> None:
+    """What the child calls is refused before anything of it is written into the file, which is the parent's."""
+    env = {**os.environ, "RINGLEADER_RECORDER_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
+    (recording,) = read_recordings(tmp_path)
+    assert [each.kind for each in recording.operations] == ["barrier"] and len(recording.messages) == 1

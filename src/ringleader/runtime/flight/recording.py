@@ -42,6 +42,7 @@ _TRACE_ENTRIES = 1 << 15  # of each kind: 12 MB for a communicator
 _numbers = count()
 _watched: weakref.WeakValueDictionary[int, Watched] = weakref.WeakValueDictionary()
 _prepared = False
+_pid = 0  # of the process that dumps: a forked child's communicators are its parent's
 _warned = False
 _lock = threading.Lock()
 
@@ -103,12 +104,12 @@ def here() -> list[Recording]:
 
 def _prepare(config: Config) -> None:
     """Once per process: what a failure and SIGUSR2 do. A program's own handler is left alone."""
-    global _prepared
+    global _prepared, _pid
     prefix, folder = os.environ.get(TORCH_VARIABLE), _folder(config)
     with _lock:
         if _prepared or (prefix is None and folder is None):
             return
-        _prepared = True
+        _prepared, _pid = True, os.getpid()
     if prefix is not None:
         _core.set_failure_hook(_dump_for_torch)
     in_main = threading.current_thread() is threading.main_thread()
@@ -136,7 +137,7 @@ def _drop_if_empty(path: Path, pid: int) -> None:
 def _dump_for_torch() -> None:
     """One file for each rank of the job in this process, named as PyTorch's are. Never raises."""
     prefix = os.environ.get(TORCH_VARIABLE)
-    if prefix is None or sys.is_finalizing():
+    if prefix is None or sys.is_finalizing() or os.getpid() != _pid:
         return
     from ringleader.runtime.flight.torch_format import write
 
